@@ -1,4 +1,4 @@
-"""Loader for C kernels for CPUs, which are built with the package if a compiler is available (pyproject.toml)."""
+"""Loader for the CPU kernels written in C, which the package build compiles if a compiler is available."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
 
 
 def built_library(module: str, parameters: Mapping[str, Sequence[object]], *, interface: int) -> ctypes.CDLL | None:
-    """Load the library that replaces `module`. `parameters` maps each function, which returns void, to its C types.
+    """Load the library that replaces `module`. `parameters` maps each function to its C types; all return void.
 
-    Returns None if the library was not built, or if its `interface` version differs.
+    Returns None if the library was not built, or if its `interface` version does not match.
     """
     spec = find_spec(module)
     if spec is None or spec.origin is None:

@@ -1,4 +1,4 @@
-"""Settings of the talker and codec pools. `serve_app.config.AppConfig` contains them and reads them once from YAML."""
+"""Settings for the talker and codec pools. `serve_app.config.AppConfig` contains them and reads them once from YAML."""
 
 from typing import Annotated, Literal, Self
 
@@ -16,7 +16,7 @@ class Strict(BaseModel):
 
 
 class TalkerConfig(Strict):
-    """Settings of the talker engine of one replica."""
+    """Settings for a replica's talker engine."""
 
     device: Device = "auto"  # `auto` is `cuda` if Ray assigns a GPU to the replica, else `cpu`
     threads: Annotated[int, Field(ge=1)] = 1  # torch threads of the engine process
@@ -51,7 +51,7 @@ class TalkerConfig(Strict):
 
 
 class CodecConfig(Strict):
-    """Settings of the codec decoder of one replica."""
+    """Settings for a replica's codec decoder."""
 
     device: Device = "cpu"  # device of the codec pool. `auto` is `cuda` if Ray assigns a GPU to the replica, else `cpu`
     # Number format for decoding. `auto` is `float16` on a GPU. On a CPU it is `bfloat16` if the CPU has AVX512-BF16 or

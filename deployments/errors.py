@@ -6,7 +6,7 @@ handle. A 429 would otherwise become a 500.
 
 
 class TalkrayError(Exception):
-    """Base of every error Talkray raises on purpose."""
+    """Base class for every error that Talkray raises on purpose."""
 
 
 class StartError(TalkrayError):
@@ -50,7 +50,7 @@ class PayloadTooLarge(InvalidRequest):
 
 
 class Overloaded(TalkrayError):
-    """A limit is reached. `retry_after_s` estimates the seconds until capacity is available."""
+    """A limit has been reached. `retry_after_s` estimates the seconds until capacity is available."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s)
@@ -65,7 +65,7 @@ class NotReady(TalkrayError):
 
 
 class Starting(NotReady):
-    """The talkers of the model are starting or failed to start. `retry_after_s` estimates the seconds until ready."""
+    """The model's talkers are starting or failed to start. `retry_after_s` estimates the seconds until it is ready."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s)
@@ -76,7 +76,7 @@ class Starting(NotReady):
 
 
 class ReplicaLost(TalkrayError):
-    """A replica was lost during the request. `beside` counts the other streams that were lost with the replica."""
+    """A replica was lost during the request. `beside` counts the other streams lost with the replica."""
 
     def __init__(self, message: str, beside: int = 0) -> None:
         super().__init__(message, beside)
@@ -95,7 +95,7 @@ class CodecLost(ReplicaLost):
 
 
 class Moved(ReplicaLost):
-    """The replica hands its streams over because it is stopping, or Serve cancelled the call. Neither is a fault."""
+    """The replica is stopping and hands over its streams, or Serve cancelled the call. Neither is a fault."""
 
 
 class EngineError(TalkrayError):

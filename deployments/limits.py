@@ -1,19 +1,19 @@
-"""Measurements for admission: the rate of a queue, and the number of concurrent streams that receive audio in time."""
+"""Measurements for admission: a queue's rate, and the number of concurrent streams that receive audio in time."""
 
 from collections import deque
 
-# Bounds of `Retry-After`. An earlier retry would fail again, and a later retry would miss a pool that has grown.
+# Bounds for `Retry-After`. An earlier retry would fail again; a later one could miss a pool that has since grown.
 _SHORTEST_S = 0.5
 _LONGEST_S = 30.0
-_WINDOW_S = 20.0  # a rate counts the events of this period
-# The estimate before the first measurement.
+_WINDOW_S = 20.0  # period over which a rate counts events
+# Estimate used before the first measurement.
 _UNKNOWN_S = 1.0
 # Lateness is judged over this period. A second period must agree, because a lost replica delays streams only once.
 _PERIOD_S = 1.0
-# A larger late share means too many streams. Below half of this share, the limit may rise.
+# A larger share of late chunks means too many streams. Below half of this share, the limit may rise.
 _LATE_SHARE = 0.1
 _LEAST_FEWER = 0.1  # share of streams by which the limit falls, or half the late share if that is larger
-_MORE = 0.05  # share of streams by which the limit rises, at least by one stream in two periods
+_MORE = 0.05  # share of streams by which the limit rises, but by at least one stream every two periods
 _LEAST_MORE = 0.5
 
 
@@ -28,14 +28,14 @@ class Rate:
         self._drop_old(now_s)
 
     def per_second(self, now_s: float) -> float:
-        """Return the events per second, 0.0 for an empty window. A new window counts from its first event."""
+        """Return the events per second, or 0.0 if the window is empty. A new window starts at its first event."""
         self._drop_old(now_s)
         if not self._times_s:
             return 0.0
         return len(self._times_s) / min(_WINDOW_S, max(1.0, now_s - self._times_s[0]))
 
     def retry_after_s(self, ahead: int, now_s: float) -> float:
-        """Return the `Retry-After` seconds for a client with `ahead` other clients ahead of it in the queue."""
+        """Return the `Retry-After` seconds for a client with `ahead` others ahead of it in the queue."""
         rate = self.per_second(now_s)
         return min(max((ahead + 1) / rate, _SHORTEST_S), _LONGEST_S) if rate else _UNKNOWN_S
 
@@ -45,18 +45,18 @@ class Rate:
 
 
 class StreamLimit:
-    """Limit of concurrent streams. Late chunks lower the limit in proportion to their share.
+    """Limit on concurrent streams. Late chunks lower the limit in proportion to their share.
 
-    The limit rises slowly while it is reached and few chunks are late. The cost of one stream does not predict the
-    limit, because small batches cost more for each stream. All times come from one monotonic clock.
+    The limit rises slowly while it is reached and few chunks are late. It cannot be predicted from the cost of one
+    stream, because small batches cost more per stream. All times come from one monotonic clock.
     """
 
     def __init__(self, *, least: int) -> None:
         """Create a limit that never falls below `least` streams."""
         self._least = least
-        self.streams: float | None = None  # None until chunks have been late
-        self._seen = self._late = 0  # chunks of this period
-        self._most = 0  # maximum of concurrent streams in this period
+        self.streams: float | None = None  # None until a chunk has been late
+        self._seen = self._late = 0  # chunks in this period
+        self._most = 0  # maximum number of concurrent streams in this period
         self._since_s: float | None = None
         self._was_bad = self._was_reached = False
 

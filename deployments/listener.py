@@ -1,4 +1,4 @@
-"""Playback model of one stream's listener, which delivery and scheduling share, and a timeout for slow readers."""
+"""Model of a listener's playback, shared by delivery and scheduling, and a timeout for slow readers."""
 
 import asyncio
 import math
@@ -9,13 +9,13 @@ from typing import Self, TypeVar
 
 T = TypeVar("T")
 
-# A stream releases its replica if its reader takes nothing for this time. The stream later continues from its codes.
+# A stream releases its replica if its reader takes nothing for this long. It can later continue from its codes.
 UNREAD_S = 10.0
 
 
 @dataclass(slots=True)
 class Listener:
-    """Model of a player without a buffer. Playback starts with the first audio and stalls until late audio arrives.
+    """Model of an unbuffered player. Playback starts with the first audio, and stalls whenever audio arrives late.
 
     Early audio never reduces the stall time, because the listener has already heard the stall. Times are seconds of
     one monotonic clock.
@@ -29,7 +29,7 @@ class Listener:
     def of(cls, *, background: bool, in_hand_s: float = 0.0) -> Self:
         """Return a listener with `in_hand_s` seconds of audio from another replica, by `time.monotonic()`.
 
-        For `background` work return a listener that never needs audio at a certain time.
+        For `background` work, return a listener that never needs audio by a certain time.
         """
         if background:
             return cls(math.inf)
@@ -49,12 +49,12 @@ class Listener:
         return late_s
 
     def postpone(self, taken_s: float) -> None:
-        """Move the due time by the seconds that the reader took to ask for more audio, which was therefore not late."""
+        """Move the due time by the seconds that the reader took to ask for more audio, so that this is not a delay."""
         if self.due_s is not None:
             self.due_s += taken_s
 
     def wait(self, *, now_s: float) -> None:
-        """Move the due time to now, because no stage could produce audio earlier. The stall does not count."""
+        """Move the due time to now, because no stage could have produced audio earlier. The stall is not counted."""
         if self.due_s is not None:
             self.due_s = max(self.due_s, now_s)
 
@@ -63,20 +63,20 @@ class Listener:
         return now_s if self.due_s is None else self.due_s
 
     def lead_s(self, now_s: float) -> float:
-        """Return the seconds of audio delivered but not played yet; negative while the player stalls."""
+        """Return the seconds of audio delivered but not yet played; negative while the player is stalled."""
         return self.deadline_s(now_s) - now_s
 
 
 class ReaderWatch:
-    """Timeout for a generator's reader. Calls `pause` after UNREAD_S without a read, and `resume` on the next read.
+    """Timeout for a generator's reader. Calls `pause` if UNREAD_S pass without a read, and `resume` on the next read.
 
-    The generator calls `read` for each item that it yields, again after its reader has taken the item. One timer serves
-    the whole stream, because a timer for each item costs more than the item.
+    The generator calls `read` for each item that it yields, and again once its reader has taken the item. One timer
+    serves the entire stream, because a timer per item would cost more than the item.
     """
 
     def __init__(self, pause: Callable[[], Awaitable[None]], resume: Callable[[], None] = lambda: None) -> None:
         self._pause, self._resume = pause, resume
-        self._offered_s: float | None = None  # time of the loop at which the current item was offered
+        self._offered_s: float | None = None  # event loop time at which the current item was offered
         self._timer: asyncio.TimerHandle | None = None
         self._pausing: asyncio.Task[None] | None = None
         self.was_away = False  # whether `pause` ran before the reader took the previous item
@@ -111,7 +111,7 @@ class ReaderWatch:
         pausing, self._pausing = self._pausing, None
         try:
             await asyncio.wait((pausing,))
-        finally:  # also after a cancellation, because an aclose cannot run a second time
+        finally:  # also after a cancellation, because `aclose` cannot run twice
             self._resume()
             if not pausing.done():
                 pausing.cancel()

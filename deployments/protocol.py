@@ -1,4 +1,4 @@
-"""Messages that cross a deployment handle: requests go to the replicas, and frames and audio come back.
+"""Messages that cross a deployment handle: requests to the replicas, and frames and audio in return.
 
 All messages are frozen values of small plain objects, which pickle fast. Codes are int16, so a frame of 16 codes takes
 32 bytes.
@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Codes = NDArray[np.int16]  # [frames, num_code_groups]
-Frame = NDArray[np.int16]  # [num_code_groups]: the codes of one frame
+Frame = NDArray[np.int16]  # [num_code_groups]: codes for one frame
 Pcm = NDArray[np.int16]  # [samples]
 
-SAMPLE_BYTES = 2  # of s16le, in `pcm` of chunks
-ALL_FRAMES = 1 << 30  # more frames than any stream has
+SAMPLE_BYTES = 2  # s16le, as in the `pcm` of chunks
+ALL_FRAMES = 1 << 30  # more than any stream has
 
 
 class ModelKind(StrEnum):
-    """Source of a checkpoint's voice: a named speaker, a description in words, or a reference recording."""
+    """Where a checkpoint's voice comes from: a named speaker, a verbal description, or a reference recording."""
 
     CUSTOM_VOICE = "custom_voice"
     VOICE_DESIGN = "voice_design"
@@ -35,11 +35,11 @@ class FinishReason(StrEnum):
     """Why a stream ended."""
 
     STOP = "stop"  # the talker sampled its end-of-speech code
-    EARLY = "early"  # the talker ended before any sound, before the end of the text, or far too early for the text
+    EARLY = "early"  # the talker ended before any sound, before the end of the text, or much too early for its length
     LENGTH = "length"  # max_new_tokens
-    SILENCE = "silence"  # the talker produces seconds of silence or room noise instead of ending
-    LOOP = "loop"  # the talker repeats itself instead of ending
-    RUNAWAY = "runaway"  # the talker continues after the last word, or makes far more frames than the text could need
+    SILENCE = "silence"  # the talker produced seconds of silence or room noise instead of ending
+    LOOP = "loop"  # the talker repeated itself instead of ending
+    RUNAWAY = "runaway"  # the talker went on after the last word, or made far more frames than the text could need
 
     @property
     def is_good(self) -> bool:
@@ -47,39 +47,39 @@ class FinishReason(StrEnum):
         return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
-# A stage that a request or its first audio has reached, and the time from time.time_ns(), because marks of several
-# hosts are compared. A plain pair pickles 20 times as fast as an object.
+# A stage that a request or its first audio has reached, with its time.time_ns(), because marks from different hosts
+# are compared. A plain pair pickles 20 times as fast as an object.
 Mark = tuple[str, int]
 Marks = tuple[Mark, ...]
 
 
 INT32_MAX = 2**31 - 1
-# Multiplying or dividing logits by a larger factor would exceed the range of float32.
+# Multiplying or dividing logits by a larger factor would exceed the float32 range.
 _SCALE = {"gt": 0, "ge": 1e-6, "le": 1e6}
 _PROBABILITY = {"gt": 0, "le": 1}
 _COUNT = {"ge": 0, "le": INT32_MAX}
 
 
 def _option(official: float, **bounds: float) -> Any:
-    """Return a field whose default `official` is the official package's. `bounds` limit a request's value."""
+    """Return a field whose default, `official`, matches the official package. `bounds` limit values in requests."""
     return field(default=None, metadata={"official": official, "bounds": bounds, "is_drawing": False})
 
 
 def _drawing_option(official: float, **bounds: float) -> Any:
     """Return a field for an option that has no effect if `do_sample` is False.
 
-    The code predictor has an option with the same name after the prefix SUBTALKER.
+    The code predictor has an option with the same name, prefixed with SUBTALKER.
     """
     return field(default=None, metadata={"official": official, "bounds": bounds, "is_drawing": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling options under the official package's names. None selects the checkpoint's `generation_config.json`.
+    """Sampling options, named as in the official package. None selects the value in `generation_config.json`.
 
     The fields of request bodies are generated from this class. `DrawingOptions`
     (deployments/talker/state/batch_state.py) repeats the DRAWING_OPTIONS with the types that they have in a batch.
-    Options of the code predictor begin with SUBTALKER.
+    Names of code predictor options begin with SUBTALKER.
     """
 
     do_sample: bool | None = _option(True)
@@ -96,7 +96,7 @@ class Sampling:
 
 SUBTALKER = "subtalker_"
 SAMPLING_DEFAULTS = {option.name: option.metadata["official"] for option in fields(Sampling)}
-# Drawing options of the talker
+# The talker's drawing options
 DRAWING_OPTIONS = tuple(option.name for option in fields(Sampling) if option.metadata["is_drawing"])
 for _name in DRAWING_OPTIONS:
     assert SUBTALKER + _name in SAMPLING_DEFAULTS, f"Sampling has {_name}: add {SUBTALKER}{_name}, an _option"
@@ -104,7 +104,7 @@ for _name in DRAWING_OPTIONS:
 
 @dataclass(frozen=True, slots=True)
 class ClonePrompt:
-    """Speaker vector and codes of a recording, a hundredth of its size, for use by any replica."""
+    """Speaker vector and codes of a recording, usable by any replica. A hundredth of the recording's size."""
 
     speaker: NDArray[np.float32]  # [hidden]
     codes: Codes | None = None  # [frames, num_code_groups]; None if only the speaker vector was requested
@@ -126,7 +126,7 @@ def _clone_prompt(speaker: bytes, codes: tuple[bytes, tuple[int, ...]] | None) -
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A recording to clone: either its samples, or the prompt that a replica made from the samples."""
+    """A recording to clone: either its samples, or the prompt that a replica has made from them."""
 
     audio: NDArray[np.float32] | None  # [samples] of mono audio at the model's sample rate; None if there is a `prompt`
     text: str | None = None
@@ -153,9 +153,9 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """End of earlier speech in the same voice. The request's speech continues from the tail and does not contain it."""
+    """The end of earlier speech in the same voice. The request's speech continues from it and does not include it."""
 
-    text: str  # ends with a space, unless its script has none
+    text: str  # ends with a space, unless its script does not use spaces
     codes: Codes  # [frames, num_code_groups] that speak the text
 
     @property
@@ -166,7 +166,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Part of an utterance that its reader has received. Another replica continues from this part."""
+    """The part of an utterance that its reader has received. Another replica continues from here."""
 
     codes: Codes  # all frames from the beginning
     samples: int  # delivered, counted before the codec's leading silence is trimmed
@@ -175,11 +175,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """Address from which a talker reads a text while the client writes it. See `deployments.serving.mailbox`."""
+    """Address from which a talker reads a text while the client is writing it. See `deployments.serving.mailbox`."""
 
     host: str
     port: int
-    token: str  # secret of this text
+    token: str  # secret for this text
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +191,9 @@ class SynthesisRequest:
 
     request_id: str
     text: str
-    client: str = ""  # the client's name, for queues that are fair to clients
+    client: str = ""  # the client's name, for fair queuing among clients
     model: str = ""  # `ModelInfo.route`
-    marks: Marks = ()  # empty for a segment of a job
+    marks: Marks = ()  # empty for job segments
 
     # Voice and style
     voice: str | None = None  # speaker of a custom_voice checkpoint, lower case
@@ -206,12 +206,12 @@ class SynthesisRequest:
     ignore_eos: bool = False  # only max_new_tokens ends the speech
     leading_silence: bool = False  # True keeps silent leading frames
     word_times: bool = False  # include readings in chunks
-    # A segment of a job. Jobs use the capacity that streams with listeners leave, and count toward none of the limits.
+    # A job segment. Jobs use the capacity left over by streams with listeners, and do not count toward any limit.
     background: bool = False
 
     # A text in several segments, or a text that is still being written: set by `Segments` and `LiveText` of the ingress
-    continues: bool = False  # a later segment of a long text: replicas never reject it, and serve it first
-    following: tuple[str, ...] = ()  # texts of the later segments; replicas reject the request if one is too long
+    continues: bool = False  # a later segment of a long text: replicas never reject it, and they serve it first
+    following: tuple[str, ...] = ()  # texts of later segments; replicas reject the request if any is too long
     mailbox: Mailbox | None = None  # address of the text while the client writes it; `text` is empty then
     tail: Tail | None = None  # of the previous segment, or of an earlier request
 
@@ -220,7 +220,7 @@ class SynthesisRequest:
     is_retry: bool = False  # another replica had this request before and may hang
 
     # For a talker: set by `TalkerAudio` of the ingress, or by a codec replica
-    gpu_frames: int = 0  # how many frames after the delivered ones the talker decodes; ALL_FRAMES: every frame
+    gpu_frames: int = 0  # how many frames beyond those delivered the talker decodes; ALL_FRAMES: every frame
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
 
     @property
@@ -235,12 +235,12 @@ class SynthesisRequest:
 
     @property
     def is_continuation(self) -> bool:
-        """Whether the client already has a part of this speech. Rejecting the request would then cut off the speech."""
+        """Whether the client already has part of this speech, so that rejecting the request would cut it off."""
         return self.continues or self.resume is not None
 
     @property
     def prefix(self) -> Codes | None:
-        """Frames that exist already, [frames, num_code_groups]. Generation continues after these frames."""
+        """Frames that already exist, [frames, num_code_groups]. Generation continues after them."""
         return None if self.resume is None else self.resume.codes
 
     @property
@@ -253,7 +253,7 @@ class SynthesisRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Position in the text for each of several consecutive frames, estimated from the talker's attention."""
+    """Text positions of several consecutive frames, estimated from the talker's attention."""
 
     first: int  # number of the first frame
     chars: tuple[float, ...]  # number of characters of the text before each frame
@@ -263,15 +263,15 @@ class Reading:
 class FrameChunk:
     """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames.
 
-    `pcm` is audio of the first `gpu_frames` frames, in order. The audio may arrive in a later chunk than its codes, at
-    the latest in the last chunk. A chunk without frames, audio and finish reason is a heartbeat.
+    `pcm` is audio of the first `gpu_frames` frames, in order. Audio may arrive in a later chunk than its codes, but no
+    later than the last chunk. A chunk that has no frames, audio or finish reason is a heartbeat.
     """
 
     codes: Codes
     num_text_tokens: int
     finish_reason: FinishReason | None = None
-    pcm: bytes = b""  # s16le, whole frames
-    marks: Marks = ()  # on the first audio of a request with marks: all stages up to the engine and back
+    pcm: bytes = b""  # s16le, complete frames
+    marks: Marks = ()  # on the first audio, if the request has marks: all stages up to the engine and back
     readings: tuple[Reading, ...] = ()  # empty unless `word_times` is requested and the model has an alignment head
     clone_prompt: ClonePrompt | None = None  # on the first chunk, if the request had samples; replaces the samples
     # The replica that produces the stream from this chunk on, with its start time: ("Talker#1a2b3c4d", ns). A preceding
@@ -280,7 +280,7 @@ class FrameChunk:
 
     @classmethod
     def join(cls, chunks: Sequence["FrameChunk"]) -> "FrameChunk":
-        """Return consecutive chunks of one stream as one chunk. Only the last chunk may have a finish reason."""
+        """Combine consecutive chunks of one stream into a single chunk. Only the last one may have a finish reason."""
         if len(chunks) == 1:
             return chunks[0]
         return cls(
@@ -295,7 +295,7 @@ class FrameChunk:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the codes as bytes, in a third of the time that a data class with an array takes."""
+        """Pickle the codes as bytes, which takes a third of the time of a data class with an array."""
         return _frame_chunk, (*_packed(self.codes), *_beside_frames(self))
 
 
@@ -315,7 +315,7 @@ class PcmChunk:
     """
 
     pcm: bytes  # s16le, mono, at ModelInfo.sample_rate
-    codes: Codes  # frames that the receiver does not have yet
+    codes: Codes  # frames that the receiver does not yet have
     num_text_tokens: int
     finish_reason: FinishReason | None = None
     position: int = 0  # samples delivered up to and including this chunk, as in `Progress`
@@ -327,7 +327,7 @@ class PcmChunk:
     # The chunk's place in an utterance of several segments: set by the ingress
     text_positions: tuple[tuple[float, float], ...] = ()  # (seconds of the utterance's audio, characters spoken)
     seed: int | None = None  # set if it differs from the request's seed
-    segment: int = 0  # number of the segment; the codec's state starts anew in each
+    segment: int = 0  # segment number; the codec's state starts afresh in each segment
 
     def __reduce__(self) -> tuple[object, ...]:
         return _pcm_chunk, (*_packed(self.codes), *_beside_samples(self))
@@ -341,7 +341,7 @@ class PcmChunk:
         return not len(self.codes) and not self.pcm and self.finish_reason is None
 
     def emptied(self) -> "PcmChunk":
-        """Return a chunk of the same utterance without audio, frames and finish reason."""
+        """Return a chunk of the same utterance that has no audio, frames or finish reason."""
         return PcmChunk(
             b"", self.codes[:0], self.num_text_tokens, position=self.position, seed=self.seed, segment=self.segment
         )
@@ -358,7 +358,7 @@ def _pcm_chunk(codes: bytes, shape: tuple[int, ...], pcm: bytes, *beside: Any) -
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Description of a loaded checkpoint for the ingress."""
+    """Description of a loaded checkpoint, for use by the ingress."""
 
     name: str  # value of `model` in requests: the settings' name if there are several models, else the checkpoint's
     kind: ModelKind
@@ -371,11 +371,11 @@ class ModelInfo:
     talker_on_gpu: bool = False
     deterministic: bool = False  # whether text and seed determine the codes, independently of concurrent requests
     codec_precision: str = "float32"  # number format in which the talker's device decodes
-    spoken_form: str | None = None  # language of a voice that can read only words and needs figures spelled out
+    spoken_form: str | None = None  # the language, for a voice that can read only words and needs numbers spelled out
     max_segment_chars: int = 1000  # longer texts are synthesized in segments
-    word_times: bool = False  # whether the alignment head is known: readings are exact, otherwise estimates
+    word_times: bool = False  # whether the alignment head is known; if so, readings are exact, otherwise estimated
     clones_by_vector: bool = False  # uses only the speaker vector of a recording, no codes: `x_vector_only_mode`
-    checkpoint: str = ""  # path or repository of the checkpoint if there are several models; empty for a single model
+    checkpoint: str = ""  # the checkpoint's path or repository if there are several models; empty for a single model
     fingerprint: str = ""  # hash of the weights that clone prompts depend on; empty unless `kind` is base
 
     @property
@@ -392,5 +392,5 @@ Marked = TypeVar("Marked", bound=SynthesisRequest | FrameChunk | PcmChunk)
 
 
 def with_mark(item: Marked, stage: str) -> Marked:
-    """Return `item` with a mark that it reaches `stage` now. An item without marks is returned unchanged."""
+    """Return `item` with a mark that it has reached `stage` now. An item without marks is returned unchanged."""
     return replace(item, marks=(*item.marks, (stage, time.time_ns()))) if item.marks else item

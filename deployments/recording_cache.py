@@ -1,6 +1,6 @@
-"""Cache of data computed from reference recordings, because clients request clones of one voice repeatedly.
+"""Cache for data computed from reference recordings, because clients repeatedly clone the same voice.
 
-The cache drops the data of a deleted stored voice, because speaker vectors and codes of a voice are biometric data.
+When a stored voice is deleted, its data is dropped, because a voice's speaker vectors and codes are biometric data.
 """
 
 from collections import OrderedDict
@@ -18,14 +18,14 @@ _MOST_FORGOTTEN = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """Numbers of cache hits and misses."""
+    """Counts of cache hits and misses."""
 
     hits: int = 0
     misses: int = 0
 
 
 class ByRecording(Generic[T]):
-    """LRU cache of results by recording, limited to a number of bytes. All methods are thread-safe.
+    """LRU cache for results by recording, limited to a number of bytes. All methods are thread-safe.
 
     Callers share the results and must not modify them.
     """
@@ -39,13 +39,13 @@ class ByRecording(Generic[T]):
         self._hits = self._misses = 0
 
     def get(self, key: bytes, compute: Callable[[], T]) -> T:
-        """Return the result for a recording. Call `compute` and store its result on a cache miss."""
+        """Return the result for a recording. On a cache miss, call `compute` and store its result."""
         result = self.find(key)
         with self._lock:
             self._hits += result is not None
             self._misses += result is None
         if result is None:
-            result = compute()  # concurrent misses compute twice, because waiting for each other would be slower
+            result = compute()  # concurrent misses compute the result twice, because waiting would be slower
             self.keep(key, result)
         return result
 
@@ -57,7 +57,7 @@ class ByRecording(Generic[T]):
             return self._results.get(key)
 
     def keep(self, key: bytes, result: T) -> None:
-        """Store a result that was computed elsewhere, and replace an older result for the same key."""
+        """Store a result that was computed elsewhere, replacing any older result for the same key."""
         size = self._size(result)
         if size > self._max_bytes:
             return
@@ -73,7 +73,7 @@ class ByRecording(Generic[T]):
                 self._held -= self._size(oldest)
 
     def forget(self, voices: Iterable[bytes]) -> int:
-        """Drop all results of `voices`, and reject later results for them. Returns the number of dropped results.
+        """Drop all results for `voices`, and reject later results for them. Returns the number of results dropped.
 
         Each voice is the first VOICE_BYTES of a key.
         """

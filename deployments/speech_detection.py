@@ -1,8 +1,8 @@
-"""Detection of a stream's first sound, and of speech that ended early or continued after its text.
+"""Detection of a stream's first sound, and of speech that ends early or continues beyond its text.
 
-Leading silence is removed so the first byte is close to the first sound. A talker without an alignment head gives only
-its codes, and its own limit is far beyond any text's length. Audio after the end of the speech is mostly silence or a
-loop, which these checks find much earlier. The checks do not find gibberish, because gibberish sounds like speech.
+Leading silence is removed so that the first byte is close to the first sound. If a talker has no alignment head, only
+its codes are available, and its own limit is far beyond any text's length. Audio after the end of speech is mostly
+silence or a loop, which these checks detect much earlier. They do not detect gibberish, which sounds like speech.
 """
 
 from collections import deque
@@ -15,13 +15,13 @@ from deployments.protocol import Codes, FinishReason, Pcm
 
 _WINDOW_S = 0.01
 _FULL_SCALE = 32768
-QUIET_DB = -50.0  # relative to full scale; quieter audio does not count as sound
+QUIET_DB = -50.0  # relative to full scale; anything quieter does not count as sound
 _KEEP_S = 0.02  # seconds kept before the first sound, to preserve its attack
-_MAX_TRIM_S = 10.0  # later audio is never trimmed
+_MAX_TRIM_S = 10.0  # audio after this time is never trimmed
 
 
 def first_sound(pcm: Pcm, sample_rate: int) -> int | None:
-    """Return the index of the first window that is louder than QUIET_DB, in samples; None if every window is quiet."""
+    """Return the index, in samples, of the first window louder than QUIET_DB; None if there is no such window."""
     window = _window(sample_rate)
     num_windows = len(pcm) // window
     windows = pcm[: num_windows * window].reshape(num_windows, window).astype(np.float32)
@@ -35,16 +35,16 @@ def _window(sample_rate: int) -> int:
 
 
 class FirstSound:
-    """Detector of the first sound of a stream that arrives in chunks."""
+    """Detector for the first sound in a stream that arrives in chunks."""
 
     def __init__(self, sample_rate: int) -> None:
         self._sample_rate, self._window = sample_rate, _window(sample_rate)
-        self._rest: Pcm = np.zeros(0, np.int16)  # samples of an incomplete window
+        self._rest: Pcm = np.zeros(0, np.int16)  # samples in an incomplete window
         self._num_quiet = 0  # samples before `_rest`
         self._is_found = False
 
     def feed(self, pcm: Pcm) -> float | None:
-        """Return the seconds of the stream before its first sound, once, for the chunk with that sound; else None."""
+        """Return the seconds before the first sound, once, for the chunk that contains that sound; otherwise None."""
         if self._is_found:
             return None
         pcm = np.concatenate((self._rest, pcm))
@@ -64,7 +64,7 @@ class LeadingSilence:
         self._sample_rate, self._window = sample_rate, _window(sample_rate)
         self._keep = ceil(_KEEP_S * sample_rate / self._window) * self._window
         self._max_trim = round(_MAX_TRIM_S * sample_rate)
-        self._held: Pcm | None = np.zeros(0, np.int16)  # quiet samples that may be kept; None after the first sound
+        self._held: Pcm | None = np.zeros(0, np.int16)  # quiet samples that may yet be kept; None after the first sound
         self._num_dropped = 0
 
     def trim(self, pcm: Pcm) -> Pcm:
@@ -91,33 +91,33 @@ class LeadingSilence:
 # Longer speech cannot belong to the text, because no voice needs a second per token.
 _LONGEST_TOKEN_S = 0.96
 _LEAST_S = 6.0
-# A text is complete after half of this limit, unless the voice is slow. Voices of the released checkpoints take a
+# A text has been spoken by half of this limit, unless the voice is slow. The released checkpoints' voices take a
 # quarter to half a second per token.
 _EXPECTED = 0.5
-# Speech with less time per token has left out text.
+# Speech that takes less time per token has left out text.
 _SHORTEST_TOKEN_S = 0.04
-# How long speech may be silent or repeat itself before it counts as ended: before and after the expected end.
+# How long speech may be silent or repeat itself before it counts as over: before and after the expected end.
 _PATIENCE_S, LATE_PATIENCE_S = 8.0, 3.0
 _FULL_SCALE_DB = 20 * log10(32768)
-_PAUSE_DB = 30.0  # below the loudest frame so far
+_PAUSE_DB = 30.0  # below the loudest frame heard
 _MURMUR_DB, _STEADY_DB = (
     12.0,
     4.0,
 )  # noise is at least the first value below the loudest frame, and varies by at most the second value
-# The longest period of a loop. Two repeats make a loop. One differing frame cancels _ODD_FRAME repeated frames.
+# The longest period of a loop. Two repeats make a loop. One frame that differs cancels _ODD_FRAME repeated frames.
 _LONGEST_LOOP_S = 3.2
 _REPEATS = 2
 _ODD_FRAME = 4
-_UNKNOWN = -1  # code of a frame that this replica did not decode
+_UNKNOWN = -1  # code for a frame that this replica did not decode
 
 
 def frames_of(seconds: float, frame_s: float) -> int:
-    """Return the number of frames of `frame_s` seconds that are needed to last `seconds`."""
+    """Return how many frames of `frame_s` seconds are needed to cover `seconds`."""
     return ceil(seconds / frame_s - 1e-6)
 
 
 def runaway_frames(num_text_tokens: int, frame_s: float) -> int:
-    """Return the maximum number of frames of any speech for a text of `num_text_tokens` tokens."""
+    """Return the maximum number of frames that speech can take for a text of `num_text_tokens` tokens."""
     return frames_of(max(num_text_tokens * _LONGEST_TOKEN_S, _LEAST_S), frame_s)
 
 
@@ -126,10 +126,10 @@ class _Loops:
 
     def __init__(self, longest: int) -> None:
         """Create counters for periods of 1 to `longest` frames."""
-        self._codes = np.full(longest, _UNKNOWN)  # the latest counted frames, oldest first
+        self._codes = np.full(longest, _UNKNOWN)  # the most recently counted frames, oldest first
         self._repeated = np.zeros(longest, np.int64)
         self._needed = _REPEATS * np.arange(1, longest + 1)
-        self._most = 0  # maximum of `_repeated`
+        self._most = 0  # largest value in `_repeated`
         self._coming: list[tuple[int, bool]] = []  # frames not yet counted in `_repeated`, and whether they count
 
     def add(self, code: int, *, counts: bool) -> None:
@@ -151,17 +151,17 @@ class _Loops:
         before = np.lib.stride_tricks.sliding_window_view(history[:-1], longest)[:, ::-1]  # [frames, periods]
         earned = np.where(before == codes[:, None], 1, -_ODD_FRAME)
         earned[~counts] = 0
-        sums = np.cumsum(np.vstack((self._repeated, earned)), axis=0)  # `_repeated` without its floor of zero
+        sums = np.cumsum(np.vstack((self._repeated, earned)), axis=0)  # `_repeated` before clamping at zero
         self._repeated = sums[-1] - np.minimum(sums.min(axis=0), 0)
         self._most = int(self._repeated.max())
         self._codes = history[-longest:]
 
 
 class EndingGuard:
-    """Checker that finds the frame at which one stream has to end. The checker ignores pauses within speech."""
+    """Finds the frame at which a stream has to end. Pauses within speech are ignored."""
 
     def __init__(self, frame_samples: int, sample_rate: int, *, position: int = 0) -> None:
-        """Start after `position` samples of the stream that another replica delivered."""
+        """Start after `position` samples of the stream, which another replica has delivered."""
         self._frame_samples, self._frame_s = frame_samples, frame_samples / sample_rate
         self._patience, self._late_patience = (frames_of(s, self._frame_s) for s in (_PATIENCE_S, LATE_PATIENCE_S))
         self._num_frames = self._began = position // frame_samples
@@ -172,7 +172,7 @@ class EndingGuard:
     def pass_on(
         self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None, num_text_tokens: int
     ) -> tuple[Codes, Pcm, FinishReason | None]:
-        """Return the part of the arguments that belongs to the speech.
+        """Return the part of the arguments that is speech.
 
         The last frames of `pcm` have `codes` [frames, groups]. The finish reason is set if the speech has to end.
         """
@@ -191,7 +191,7 @@ class EndingGuard:
         return codes, pcm, FinishReason.EARLY if is_early else finish_reason
 
     def _is_early(self, num_text_tokens: int) -> bool:
-        """Return whether the frames so far are too few for the text."""
+        """Return whether there are still too few frames for the text."""
         is_silent = self._loudest <= QUIET_DB and self._began == 0
         return is_silent or self._num_frames < num_text_tokens * (_SHORTEST_TOKEN_S / self._frame_s)
 

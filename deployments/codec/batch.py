@@ -1,4 +1,4 @@
-"""One call of the decoder for chunks of several streams, in a thread or in a worker process."""
+"""A single decoder call for chunks of several streams, in a thread or in a worker process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from deployments.protocol import Codes
 
 @dataclass(frozen=True, slots=True)
 class DecodeTask:
-    """Next frames of one stream to decode."""
+    """The next frames to decode for one stream."""
 
     codes: Codes  # [frames, num_code_groups]
     state: DecoderState
     deadline_s: float  # time at which the listener needs the audio, by time.monotonic()
     silent: bool = False  # only compute the state, because the talker's GPU made the audio
-    followed_by: int = 0  # frames in further silent tasks of this stream
-    stalled_s: float = 0.0  # seconds of silence that the listener has heard so far
+    followed_by: int = 0  # frames in this stream's later silent tasks
+    stalled_s: float = 0.0  # seconds of silence that the listener has already heard
 
     @property
     def shape(self) -> tuple[int, bool]:
-        """Number of frames and `silent`, which are equal for all tasks of one call."""
+        """Number of frames and `silent`, which are the same for all tasks in a call."""
         return len(self.codes), self.silent
 
     def stall_s(self, now_s: float) -> float:
@@ -36,14 +36,14 @@ class DecodeTask:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Audio of a task, and the state of its stream after the task."""
+    """A task's audio, and the state of its stream after the task."""
 
     pcm: NDArray[np.int16]  # [frames * frame_samples]; empty for a silent task
     state: DecoderState
 
 
 def decode_batch(decoder: CodecDecoder, tasks: Sequence[DecodeTask]) -> list[Decoded | Exception]:
-    """Return the outcome of each task, in order. Makes one call for each shape. A failure affects one task only."""
+    """Return the outcome of each task, in order. Makes one call per shape. A failure affects only one task."""
     outcomes: dict[int, Decoded | Exception] = {}
     for shape in sorted({task.shape for task in tasks}):
         rows = [row for row, task in enumerate(tasks) if task.shape == shape]

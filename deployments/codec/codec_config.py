@@ -14,13 +14,13 @@ from deployments.weights.store import as_config, read_json
 CONTEXT = 6  # earlier rows that a kernel of size 7 reads
 RESIDUAL_DILATIONS = (1, 3, 9)
 PRE_CONV_TAPS = 3  # kernel size of the convolution before the transformer
-MAX_FRAMES = 12  # of one stream in one call on a GPU
-MAX_CALL_FRAMES = 384  # of all streams in one call; limits memory, and the time that the next stream waits
+MAX_FRAMES = 12  # per stream in one call on a GPU
+MAX_CALL_FRAMES = 384  # across all streams in one call; limits memory use and the next stream's wait
 _SMALL_GPU_BYTES, _TINY_GPU_BYTES = 16e9, 5e9
 
 
 def call_frames(gpu_bytes: float) -> int:
-    """Return the maximum number of frames in one call, over all streams, with `gpu_bytes` of memory.
+    """Return the maximum number of frames in one call, across all streams, with `gpu_bytes` of memory.
 
     Captured calls take 6 MB per frame.
     """
@@ -58,7 +58,7 @@ class DecoderConfig:
 
     @property
     def cached_frames(self) -> int:
-        """Frames of keys and values that a GPU stores per stream, a power of two."""
+        """Number of frames whose keys and values a GPU stores per stream; a power of two."""
         return 1 << (self.sliding_window - 1 + MAX_FRAMES - 1).bit_length()
 
     @property
@@ -71,7 +71,7 @@ class DecoderConfig:
     @property
     def convolved_frames(self) -> int:
         """Number of frames that affect a sample through the convolutions after the transformer, including its own."""
-        rows, reach = 1, 0.0  # rows per frame at this layer, and frames reached so far
+        rows, reach = 1, 0.0  # rows per frame at this layer, and number of frames reached
         for ratio in self.upsampling_ratios:
             rows *= ratio
             reach += CONTEXT / rows

@@ -20,9 +20,9 @@ from deployments.codec.fold import FoldedWeights
 from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, RECALL_SIZES, call_sizes, recall_sizes
 from deployments.errors import EngineError
 
-# `auto` selects a faster precision if its error is this many dB below the signal, because such an error is inaudible.
+# `auto` selects a faster precision if its error is this many dB below the signal, which makes the error inaudible.
 MIN_SNR_DB = 35.0
-PCM_SCALE = 32767  # libsndfile's scale for 16 bits, with which users of the official package write files
+PCM_SCALE = 32767  # libsndfile's 16-bit scale, which users of the official package write files with
 
 
 class Backend(ABC):
@@ -48,7 +48,7 @@ class Backend(ABC):
 
     @staticmethod
     def precisions(device: torch.device) -> tuple[str, ...]:
-        """Return the precisions that are faster than float32 on a device, the fastest and most exact first."""
+        """Return the precisions that are faster than float32 on a device, fastest and most exact first."""
         return ()
 
     def at(self, precision: str) -> "Backend":
@@ -57,7 +57,7 @@ class Backend(ABC):
 
     @property
     def advice(self) -> str:
-        """Advice for faster decoding on this machine; usually empty."""
+        """Advice on speeding up decoding on this machine; usually empty."""
         return ""
 
     @abstractmethod
@@ -83,7 +83,7 @@ class CodecDecoder:
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.config, self.precision = backend, backend.config, backend.precision
-        self.repaired = 0  # calls of a stream that reached NaN or infinity and were repeated in float32
+        self.repaired = 0  # number of calls that reached NaN or infinity and were repeated in float32
 
     @property
     def device(self) -> torch.device:
@@ -113,7 +113,7 @@ class CodecDecoder:
         return audio.clamp_(-1, 1), after
 
     def state_after(self, codes: Tensor) -> DecoderState:
-        """Return the state of a stream after its frames so far, `codes` [frames, num_code_groups] int64, without audio.
+        """Return a stream's state after its existing frames, `codes` [frames, num_code_groups] int64, without audio.
 
         This runs the transformer for all frames within reach of the next sample, and the convolutions for one frame.
         """
@@ -169,17 +169,17 @@ class CodecDecoder:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpResult:
-    """Measurements of a decoder's calls at start-up. An unused decoder has none."""
+    """Measurements of a decoder's calls during startup. Empty if the decoder is not used."""
 
-    largest_batches: dict[int, int] = field(default_factory=dict)  # number of streams, by frames of each stream
+    largest_batches: dict[int, int] = field(default_factory=dict)  # number of streams, by frames per stream
     seconds_per_frame: float = 0.0  # see DecodeGate
 
 
 def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: float) -> WarmUpResult:
-    """Run each later call shape once, because the first call of a shape takes longer, on a GPU and on a CPU.
+    """Run each call shape once in advance, because the first call of a shape takes longer on both GPUs and CPUs.
 
-    The largest batches are those whose calls take at most `max_call_s`. The cost of a frame is the lowest over the
-    calls for one stream, because other processes on the machine may be starting too.
+    The largest batches are those whose calls take at most `max_call_s`. The cost per frame is the lowest among the
+    single-stream calls, because other processes on the machine may be starting at the same time.
     """
     sizes, state = call_sizes(chunk_frames), decoder.initial_state()
     codes = torch.zeros((MAX_BATCH_SIZE, max(RECALL_SIZES), decoder.config.num_quantizers), dtype=torch.long)
@@ -202,7 +202,7 @@ def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: floa
 
 
 def _not_finite(made: Tensor) -> list[int]:
-    """Return the rows of [B, ...] that hold NaN or infinity."""
+    """Return the rows of [B, ...] that contain NaN or infinity."""
     return (~made.flatten(1).isfinite().all(dim=1)).nonzero().flatten().tolist()
 
 
@@ -224,7 +224,7 @@ def to_pcm16(audio: Tensor) -> NDArray[np.int16]:
 
 
 def describe_choice(precision: str, noise_db: float, failed: str = "") -> str:
-    """Return the start-up log line about the chosen precision, and about precisions that were not exact enough."""
+    """Return the startup log line that names the chosen precision and those that were not exact enough."""
     line = f"the codec decodes in {precision}"
     if noise_db < inf:
         line += f", {noise_db:.1f} dB above its error"

@@ -1,4 +1,4 @@
-"""Streaming state of the codec decoder: an immutable value per stream, in private or in shared memory."""
+"""Streaming state of the codec decoder: an immutable value per stream, in private or shared memory."""
 
 import mmap
 import os
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_CELLS = 4096  # only used cells take memory
+_CELLS = 4096  # only cells in use take up memory
 _ALIGNMENT = 64
 
 
@@ -32,7 +32,7 @@ class DecoderState:
     keep and share a state, and decode from it again.
     """
 
-    position: int  # frames decoded so far
+    position: int  # number of frames already decoded
     tensors: tuple[Tensor, ...]  # empty if the tensors are in a cell
     cell: Cell | None = field(default=None, repr=False, compare=False)
 

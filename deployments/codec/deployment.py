@@ -19,10 +19,10 @@ from deployments.serving import ray_metrics, ray_private
 from deployments.serving.handles import ask_replica, read_replica
 from deployments.serving.replica import Replica
 
-if TYPE_CHECKING:  # keep torch out of processes that only compose the application
+if TYPE_CHECKING:  # do not import torch in processes that only compose the application
     from deployments.codec.batch import Decoded, DecodeTask
 
-# How long a starting replica waits for a talker. The route to the talker pool is known by then in any case.
+# How long a starting replica waits for a talker. By then, the route to the talker pool is known in any case.
 _MEETING_S = 2.0
 _HEARTBEAT = PcmChunk(pcm=b"", codes=np.zeros((0, 0), np.int16), num_text_tokens=0)
 
@@ -72,7 +72,7 @@ class CodecReplica:
         self._load = CodecLoad(
             config.workers, frame_s=self._service.frame_s, max_late_s=max_late_s, workers_carry=lambda: gate.capacity
         )
-        self._knows_talker = "" not in self._talkers  # whether talkers of a single model have reported their device
+        self._knows_talker = "" not in self._talkers  # whether a single model's talkers have reported their device
         self._has_tried = False
         self._replica = Replica(CodecLost, lambda: self._service.failure)
 
@@ -87,7 +87,7 @@ class CodecReplica:
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Yield the audio of one segment, chunk by chunk, each with its codes.
 
-        If a talker dies, another talker continues. Raises InvalidRequest and Overloaded before the first audio,
+        If a talker dies, another talker takes over. Raises InvalidRequest and Overloaded before the first audio,
         TalkerLost if no talker can continue, and CodecLost or Moved if another codec replica should continue. Empty
         chunks are heartbeats.
         """
@@ -106,10 +106,10 @@ class CodecReplica:
         return asdict(self._load.record())
 
     async def check_health(self) -> None:
-        """Raise an error to make Serve replace the replica, because a hung thread cannot be stopped.
+        """Raise an error so that Serve replaces the replica, because a hung thread cannot be stopped.
 
-        A new replica accepts requests after the first call. That call sets up the route to the talkers, which takes
-        seconds on a busy machine, so streams do not wait for it.
+        A new replica accepts requests after the first call. That call sets up the route to the talkers, so streams do
+        not have to wait for it; it takes seconds on a busy machine.
         """
         self._replica.check_health()
         if not self._has_tried:
@@ -118,7 +118,7 @@ class CodecReplica:
                 await asyncio.wait_for(self._meet(), _MEETING_S)
 
     async def _meet(self) -> None:
-        """Query all talker pools in parallel. Skips pools with zero replicas, because a call would start them."""
+        """Query all talker pools in parallel. Skips pools that have zero replicas, because a call would start one."""
         if len(self._talkers) == 1:
             await asyncio.gather(*map(self.describe, self._talkers))
             return

@@ -32,7 +32,7 @@ class LayerScale(nn.Module):
 
 
 class StridedConv1d(nn.Module):
-    """Causal convolution over a recording whose length is a multiple of the stride."""
+    """Causal convolution of a recording whose length is a multiple of the stride."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class EncoderAttention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and MLP, each after a norm, scaled per channel and added to the input."""
+    """Attention and MLP, each preceded by a norm, scaled per channel and added to the input."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Codebook(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.register_buffer("initialized", torch.ones(1))  # training flag, kept so written checkpoints are complete
+        self.register_buffer("initialized", torch.ones(1))  # training flag, kept to make written checkpoints complete
         self.register_buffer("cluster_usage", torch.ones(config.codebook_size))
         self.register_buffer("embed_sum", torch.zeros(config.codebook_size, config.codebook_dim))
 
@@ -159,7 +159,7 @@ class Codebook(nn.Module):
 
 
 class ResidualVectorQuantizer(nn.Module):
-    """Codebooks that each quantize the residual of the previous ones. Only training uses the output projection."""
+    """Codebooks that each quantize the previous ones' residual. The output projection is used only in training."""
 
     def __init__(self, config: EncoderConfig, num_quantizers: int) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class SplitQuantizer(nn.Module):
 
 
 class EncoderNetwork(nn.Module):
-    """Layers of the encoder, named as in the checkpoint without the prefix "encoder."."""
+    """Encoder layers whose names match the checkpoint's, minus the "encoder." prefix."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -216,10 +216,10 @@ class EncoderNetwork(nn.Module):
         self.quantizer = SplitQuantizer(config)
 
     def forward(self, audio: Tensor, num_samples: Tensor, num_quantizers: int) -> Tensor:
-        """Return the codes [samples / frame_samples, num_quantizers] of whole frames of `audio` [samples].
+        """Return the codes [samples / frame_samples, num_quantizers] of the complete frames of `audio` [samples].
 
-        The recording has `num_samples` (int64 scalar) samples, and zeros follow. Codes after its frames are invalid.
-        Every layer gets the same padding as without the additional zeros, so a captured graph can encode any length.
+        The recording has `num_samples` (int64 scalar) samples, followed by zeros. Codes after its frames are invalid.
+        Every layer is padded as it would be without the extra zeros, so a captured graph can encode any length.
         """
         config, x, length = self.config, audio[None, None], num_samples
         for layer in self.encoder.get_submodule("layers").children():
@@ -264,7 +264,7 @@ class CodecEncoder:
 
     @torch.inference_mode()
     def encode(self, audio: NDArray[np.float32]) -> Codes:
-        """Return codes [ceil(samples / frame_samples), num_code_groups] of a mono recording at the model's rate."""
+        """Return codes [ceil(samples / frame_samples), num_code_groups] for a mono recording at the model's rate."""
         assert audio.ndim == 1, audio.shape
         samples = torch.zeros(ceil(len(audio) / self.frame_samples) * self.frame_samples)
         samples[: len(audio)] = torch.from_numpy(np.ascontiguousarray(audio, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Conversion of the decoder's weights to the form used for serving: rows of channels, one product per layer.
+"""Conversion of the decoder's weights to the format used for serving: rows of channels, one product per layer.
 
 Time runs along rows ([B, time, channels]). A convolution is then a matrix product with inner dimension (tap, channel),
 and a transposed convolution is a product with outputs (sample of the step, channel). Norm weights, layer scales and
@@ -6,8 +6,8 @@ codebook projections are constant and are folded into the weights. Snakes are no
 
     x + amplitude * sin(f x)^2  =  amplitude / 2 + [x - amplitude / 2 * cos(2 f x)]
 
-could be folded into the next bias. A few channels of each trained decoder have a large amplitude, though. The bracket
-then adds a small x to a large value, and rounding to 16 bits loses x.
+could be folded into the next bias. However, a few channels of each trained decoder have a large amplitude. The bracket
+then adds a small x to a large value, and x is lost when the sum is rounded to 16 bits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ from deployments.codec.codec_config import (
 )
 from deployments.weights.checkpoint import read_strict
 
-_MIN_USAGE = 1e-5  # avoids division by zero for a codebook entry that training never used
+_MIN_USAGE = 1e-5  # avoids division by zero for codebook entries never used in training
 _EXPANSION = 4  # ratio of inner width to outer width of a ConvNeXt block's MLP
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Snake:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conv:
-    """Causal convolution of rows. Each input row, with the rows before it, yields `upsampling` output rows."""
+    """Causal convolution over rows. Each input row, with the rows before it, yields `upsampling` output rows."""
 
     weight: Tensor  # [taps, in, upsampling * out]
     bias: Tensor  # [upsampling * out]
@@ -120,13 +120,13 @@ class Block:
 
     @property
     def entry(self) -> Snake:
-        """First snake that is applied to the block's input."""
+        """The first snake applied to the block's input."""
         return self.units[0].first if self.units else self.snake
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedWeights:
-    """All layers of the decoder in the order of computation."""
+    """All decoder layers, in order of computation."""
 
     config: DecoderConfig
     tables: Tensor  # [num_quantizers * codebook_size, codebook_dim]
@@ -147,7 +147,7 @@ class FoldedWeights:
 
     @property
     def remembering(self) -> Iterator[Conv | ConvNeXt]:
-        """Layers that need input rows from earlier calls."""
+        """Layers that need input rows from previous calls."""
         yield self.pre_conv
         for upsample, convnext in self.stages:
             yield from (upsample, convnext) if upsample.context else (convnext,)
@@ -157,7 +157,7 @@ class FoldedWeights:
             yield block.conv
 
     def rows_needed(self) -> dict[Conv, int]:
-        """Return how many rows at the input of a convolution affect the last sample or any later sample.
+        """Return how many input rows of each convolution affect the last sample or any later sample.
 
         Includes the upsampling convolutions of stages and blocks, and the first convolution.
         """
@@ -277,7 +277,7 @@ def with_frequency(unit: Unit) -> Unit:
 
 
 class _Weights:
-    """View of tensors whose names begin with a prefix."""
+    """View of the tensors whose names begin with a prefix."""
 
     def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
         self._tensors, self._prefix = tensors, prefix

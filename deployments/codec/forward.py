@@ -1,4 +1,4 @@
-"""Forward pass of the decoder: the order of its layers, defined once for all devices.
+"""The decoder's forward pass: the order of its layers, defined once for all devices.
 
 Backends compute the layers. `torch_backend.py` uses torch on any device, and `triton_decoder.py` uses a few large
 kernels on a GPU.
@@ -19,7 +19,7 @@ class Signal:
     """Activations between two layers: rows of channels."""
 
     values: Tensor
-    snake: Snake | None = None  # activation that the next convolution applies to the rows
+    snake: Snake | None = None  # activation to be applied to the rows by the next convolution
     snaked: Tensor | None = None  # the rows after the snake, if a backend computes both at once
 
 
@@ -85,9 +85,9 @@ def waveform(run: ForwardPass, folded: FoldedWeights, x: Signal) -> Tensor:
 
 
 def last_samples(run: ForwardPass, folded: FoldedWeights, x: Signal) -> Tensor:
-    """Convert latents to their last samples, and store all rows that the convolutions need later.
+    """Convert latents to their last samples, and store all rows that the convolutions will need later.
 
-    Each layer first drops the rows that affect neither of them. The rest is too small to split blocks.
+    Each layer first drops the rows that affect neither. The remaining rows are too few for blocks to be split.
     """
     needed = folded.rows_needed()
     return _convolved(run, folded, x, lambda x, layer: Signal(x.values[:, -needed[layer] :].contiguous(), x.snake))

@@ -17,7 +17,7 @@ from deployments.protocol import Frame, Pcm
 
 
 class PlainSlots(SlotDecoder):
-    """Keeps states and codes of the slots, and decodes within the call."""
+    """Slots that keep their states and codes, and decode synchronously."""
 
     def __init__(self, decoder: CodecDecoder, *, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -25,7 +25,7 @@ class PlainSlots(SlotDecoder):
         self.reach = decoder.config.reach
         self._decoder = decoder
         self._states: dict[int, DecoderState] = {}
-        self._codes: dict[int, list[Frame]] = {}  # frames that are not decoded yet
+        self._codes: dict[int, list[Frame]] = {}  # frames that have not been decoded yet
 
     @classmethod
     def load(
@@ -36,7 +36,7 @@ class PlainSlots(SlotDecoder):
 
     @staticmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Return the bytes of states and weights. Weights count twice: layers with few channels have two copies."""
+        """Return the bytes of states and weights. Weights count twice, as layers with few channels have two copies."""
         return 2 * num_weights * torch.float32.itemsize + num_slots * PlainSlots.state_bytes(config)
 
     @staticmethod
@@ -76,7 +76,7 @@ class PlainSlots(SlotDecoder):
         except EngineError as error:
             if len(slots) == 1:
                 return _FinishedCall([error])
-        # Decode each slot separately, to find the slot whose frames raise an error.
+        # Decode each slot separately to find the one whose frames raise an error.
         return _FinishedCall([pcm for slot in slots for pcm in self.decode([slot], frames).result()])
 
     def barrier(self) -> None:

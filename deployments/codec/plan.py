@@ -1,23 +1,23 @@
-"""Number of frames of a stream to decode next, on a CPU and on a GPU.
+"""How many of a stream's frames to decode next, on a CPU and on a GPU.
 
-The first call of a shape costs 20 to 170 ms more: a CPU's matrix library generates kernels for the shape, and a GPU
-captures the call. There are therefore only a few shapes, and a replica runs each once before it is ready.
+The first call of a shape takes 20 to 170 ms longer: a CPU's matrix library generates kernels for the shape, and a GPU
+captures the call. There are therefore only a few shapes, and a replica runs each of them once before it is ready.
 """
 
 import math
 from collections.abc import Iterable
 
 MIN_LEAD_S = 0.25  # covers one decode call and one frame of the talker
-RAMP = (1, 1, 2, 4, 8, 12)  # a CPU may take longer for a second chunk of two frames than the first chunk plays
-# Ramp for streams that share calls. If the replica dies while a first chunk plays, another replica takes over in time:
-# a takeover (detect the death, repeat the prefill, decode) takes 0.18 s on a busy host.
+RAMP = (1, 1, 2, 4, 8, 12)  # a CPU may need longer for a second chunk of two frames than the first takes to play
+# Ramp for streams that share calls. If the replica dies while a first chunk is playing, another takes over in time:
+# a takeover (detecting the death, repeating the prefill, decoding) takes 0.18 s on a busy host.
 SHARED_RAMP = (3, 3, 4, 8)
-GPU_RAMP = (1, 2, 4, 8, 12)  # the only numbers of frames per stream in a call on a GPU
-# Limits of a worker's call. More frames do not reduce the cost per frame, and take far longer on busy cores that share
-# memory.
+GPU_RAMP = (1, 2, 4, 8, 12)  # the only allowed numbers of frames per stream in a GPU call
+# Limits for a worker's call. More frames do not reduce the cost per frame, and take much longer on busy cores that
+# share memory.
 MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 16
-# Streams share a call only while it takes at most this long, because an urgent stream may have to wait for the call.
+# Streams share a call only if it takes at most this long, because an urgent stream may have to wait for the call.
 MAX_CALL_S = 0.25
 # With at least this many workers, a worker is soon idle again. Streams then share longer calls and may wait for each
 # other.
@@ -25,21 +25,21 @@ MANY_WORKERS = 4
 LONG_CALL_S = 0.4
 # Fixed cost of a call, expressed in frames: 4 on a Xeon with AMX, 3 with the embedded voice.
 CALL_FRAMES = 4.0
-_LONGEST_FIRST = 4  # frames of a first chunk
+_LONGEST_FIRST = 4  # maximum number of frames in a first chunk
 _OF_PLAYING = 0.6  # share of a chunk's duration that the next chunk may take, because some calls take 50 % longer
 # Additional call sizes for recalls, which compute states without samples
 RECALL_SIZES = (12, 24, 48, 96, 192)
 
 
 def chosen_ramp(workers: int) -> tuple[int, ...]:
-    """Return the maximum frames of each of a stream's chunks for this number of workers. The last entry repeats."""
+    """Return the maximum size in frames of each chunk for this number of workers. The last entry repeats."""
     return SHARED_RAMP if workers >= MANY_WORKERS else RAMP
 
 
 def fitted_ramp(
     ramp: tuple[int, ...], seconds_per_frame: float, *, wait_s: float, frame_s: float, shared: bool
 ) -> tuple[int, ...]:
-    """Return the ramp with first chunks that play as long as the next chunk takes to decode.
+    """Return the ramp whose first chunks play for as long as the next chunk takes to decode.
 
     `seconds_per_frame` is the cost of a frame without the fixed cost of a call (CALL_FRAMES). `wait_s` is the mean time
     that urgent chunks wait for a worker; some wait twice as long. `frame_s` is the duration of a frame. If calls are
@@ -61,7 +61,7 @@ def fitted_ramp(
 
 
 def longest_call_s(workers: int) -> float:
-    """Return the maximum duration of a call that streams share, with this number of workers."""
+    """Return the maximum duration of a shared call with this number of workers."""
     return LONG_CALL_S if workers >= MANY_WORKERS else MAX_CALL_S
 
 
@@ -85,11 +85,11 @@ def recall_sizes(frames: int, sizes: tuple[int, ...]) -> list[int]:
 
 
 class ChunkPlan:
-    """Chunk sizes of one stream: a ramp from an early start to cheap decoding, adjusted to the state of playback.
+    """Chunk sizes for one stream: a ramp from an early start to cheap decoding, adjusted to the state of playback.
 
     `ramp` holds the maximum size of each chunk in order; the last entry repeats. A fast talker fills each chunk. With a
     talker near real time, a chunk is cut short if waiting would reduce the lead below `min_lead_s`. Load widens chunks,
-    which then take longer on a CPU. The listener must have buffered the share `in_hand` of a widened chunk's duration.
+    which take longer on a CPU. The listener must have buffered the share `in_hand` of a widened chunk's duration.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ChunkPlan:
     def next_size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
         """Return the number of frames to decode now, or 0 to wait for more. A number above 0 counts as decoded.
 
-        If there is time, the end of a stream is one call, perhaps of more frames than are available. `lead_s` is the
+        If there is time, a stream ends with one call, perhaps of more frames than are available. `lead_s` is the
         delivered audio minus the time since the first delivery. The lead does not affect the first chunk. Under `load`
         (a number of steps), a playing stream gets wider chunks, which cost less per frame.
         """
@@ -141,7 +141,7 @@ class ChunkPlan:
         return recall_sizes(frames, call_sizes((*self._ramp, *RECALL_SIZES)))
 
     def restart(self) -> None:
-        """Restart the ramp of chunk sizes, because all audio so far was silent."""
+        """Restart the ramp of chunk sizes, because all audio so far has been silent."""
         self._num_chunks = 0
 
     def skip(self, frames: int) -> None:
@@ -152,7 +152,7 @@ class ChunkPlan:
             self._num_chunks += 1
 
     def _wanted(self, load: int, lead_s: float) -> int:
-        """Return the ramp's size, or under load a larger size if the listener's lead permits it."""
+        """Return the ramp's size, or a larger one under load if the listener's lead permits it."""
         first = min(self._num_chunks, len(self._ramp) - 1)
         planned = self._ramp[first]
         if not self._num_chunks or not load:

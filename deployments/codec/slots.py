@@ -13,16 +13,16 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.errors import EngineError
 from deployments.protocol import Pcm
 
-if TYPE_CHECKING:  # not every kind of slots has one
+if TYPE_CHECKING:  # not all kinds of slots have one
     from deployments.codec.decoder import Backend
 
-CODE_RING = 2048  # frames of codes per slot; half may wait for decoding, and older frames may be needed again
+CODE_RING = 2048  # frames of codes per slot; half may be waiting to be decoded, and older frames may be needed again
 Prepare = Callable[[Callable[[], None]], None]
 """Compiles all kernels that some work launches, by running the work without the launches."""
 
 
 class DecodeCall(ABC):
-    """Handle of a decode call that may still be running."""
+    """Handle to a decode call that may still be running."""
 
     @property
     @abstractmethod
@@ -31,11 +31,11 @@ class DecodeCall(ABC):
 
     @abstractmethod
     def result(self) -> list[Pcm | EngineError]:
-        """Wait for the call and return the samples or the error of each stream, in order. May be called only once."""
+        """Wait for the call and return each stream's samples or error, in order. May be called only once."""
 
 
 class SlotDecoder(ABC):
-    """Decoder that stores the states of its streams."""
+    """Decoder that stores its streams' states."""
 
     num_slots: int
     precision: str  # name of the number format
@@ -55,17 +55,17 @@ class SlotDecoder(ABC):
     @staticmethod
     @abstractmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Return the bytes of GPU memory that the decoder needs. `within_reach` bytes are available to the process."""
+        """Return the bytes of GPU memory that the decoder needs. The process can use `within_reach` bytes."""
 
     @staticmethod
     @abstractmethod
     def state_bytes(config: DecoderConfig) -> int:
-        """Return the approximate bytes of one stream's state."""
+        """Return the approximate size of one stream's state in bytes."""
 
     @property
     @abstractmethod
     def repaired(self) -> int:
-        """Number of streams so far that reached NaN or infinity and were decoded in float32 from there on."""
+        """Number of streams that have reached NaN or infinity and were decoded in float32 from then on."""
 
     @abstractmethod
     def largest_batch(self, frames: int) -> int:
@@ -96,4 +96,4 @@ class SlotDecoder(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Make the caller's next work on the device wait for all previous calls."""
+        """Make the caller's subsequent work on the device wait for all previous calls."""

@@ -1,1 +1,1 @@
-"""Embedded voice, which needs no download: its packed checkpoint, kernels for CPUs, and text normalization."""
+"""Embedded voice, which needs no download: its packed checkpoint, CPU kernels, and text normalization."""

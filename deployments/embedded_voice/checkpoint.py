@@ -1,8 +1,8 @@
 """Embedded checkpoints, which are packed in this folder and unpacked to the user's cache on first use.
 
 A packed folder is a checkpoint whose large tensors are int8: `x` [rows, ...] with `x.row_scale` [rows] float32. The
-other tensors are float16. Files are gzipped, which compresses rows of zeros and benefits from the rarity of large
-values. A second packed folder may add tensors to the files of the first one, and replaces its small files.
+other tensors are float16. Files are gzipped, which works well because of rows of zeros and because large values are
+rare. A second packed folder may add tensors to the first folder's files, and replaces its small files.
 """
 
 import gzip
@@ -19,21 +19,21 @@ if TYPE_CHECKING:  # the application imports this module without torch
     from torch import Tensor
 
 EMBEDDED = "embedded"
-EMBEDDED_BASE = "embedded-base"  # the same networks with a speaker encoder, which clones the voice of a recording
-EMBEDDED_BYTES = 37_000_000  # maximum disk space of each
+EMBEDDED_BASE = "embedded-base"  # the same networks with a speaker encoder, for cloning the voice in a recording
+EMBEDDED_BYTES = 37_000_000  # maximum disk space for each
 _HERE = Path(__file__).parent
-# Folders that are unpacked over each other. The last folder contains all small files that differ.
+# Folders that are unpacked on top of each other. The last folder contains all small files that differ.
 PACKED = {EMBEDDED: (_HERE / "packed",), EMBEDDED_BASE: (_HERE / "packed", _HERE / "packed_base")}
-ROW_SCALE = ".row_scale"  # suffix of the scales of a packed tensor
+ROW_SCALE = ".row_scale"  # suffix for a packed tensor's scales
 FORMAT = {"format": "pt"}
-_DIGITS = 12  # length of the digest in a folder's name
+_DIGITS = 12  # length of the digest in a folder name
 
 
 def unpacked(model: str, cache: Path) -> Path:
-    """Return the directory of an embedded checkpoint below `cache`. Unpacks it if missing. Raises CheckpointError.
+    """Return an embedded checkpoint's directory in `cache`, unpacking it if it is missing. Raises CheckpointError.
 
-    The checkpoint is written to a temporary folder and renamed, so readers never see an incomplete one, and concurrent
-    writers are safe.
+    The checkpoint is written to a temporary folder, which is then renamed. Readers therefore never see an incomplete
+    one, and concurrent writers are safe.
     """
     directory = place(model, cache)
     if directory.is_dir():
@@ -60,7 +60,7 @@ def unpacked(model: str, cache: Path) -> Path:
 
 
 def place(model: str, cache: Path) -> Path:
-    """Return the directory of `unpacked` for a checkpoint. The digest in its name distinguishes versions."""
+    """Return the directory that `unpacked` uses for a checkpoint. The digest in its name distinguishes versions."""
     digest = hashlib.sha256()
     for folder in PACKED[model]:
         for file in sorted(file for file in folder.rglob("*") if file.is_file()):

@@ -1,7 +1,7 @@
-"""Networks in C for CPUs (cpu_networks.c): decoding steps and prompts in float32.
+"""C implementations of the networks for CPUs (cpu_networks.c): prefill and decode in float32.
 
-The networks are used if a C compiler is available, and on x86 only if the CPU has AVX2. ctypes releases the GIL.
-A row's result does not depend on other rows.
+They are used if a C compiler is available, and on x86 only if the CPU has AVX2. ctypes releases the GIL.
+A row's result does not depend on the other rows.
 """
 
 import ctypes
@@ -20,9 +20,9 @@ from deployments.talker.networks.unfused_networks import UnfusedNetworks
 from deployments.talker.state.batch_state import BatchState, Context
 from deployments.talker.state.kv_cache import KVCache
 
-_INTERFACE = 5  # version of the functions and their arguments; must be equal in cpu_networks.c
-_TILE = 16  # number of outputs whose weights are stored side by side
-_WIDEST = 512  # maximum hidden size; several threads read the weights of wider stacks faster
+_INTERFACE = 5  # version of the functions and their arguments; must match the one in cpu_networks.c
+_TILE = 16  # number of outputs with weights stored side by side
+_WIDEST = 512  # maximum hidden size; for wider stacks, several threads read the weights faster
 _PARAMETERS = {
     "multiply": [*[POINTER] * 3, *[COUNT] * 3],
     "run_stack": [*[POINTER] * 4, COUNT, *[POINTER] * 4, *[COUNT] * 3, POINTER],
@@ -48,17 +48,17 @@ _built = _suited_library()
 
 
 def fits(*configs: TransformerConfig) -> bool:
-    """Return whether the kernels are built, support stacks of these shapes, and are faster than torch's threads."""
+    """Return whether the kernels are built, support stacks with these shapes, and are faster than torch's threads."""
     sizes = [size for config in configs for size in (config.hidden_size, config.intermediate_size, config.head_dim)]
     widest = max(config.hidden_size for config in configs)
     return _built is not None and widest <= _WIDEST and not any(size % _TILE for size in sizes)
 
 
 class RowProduct:
-    """Matrix product without bias, with the same summation order for any number of rows."""
+    """Matrix product without bias that sums in the same order for any number of rows."""
 
     def __init__(self, *weights: Tensor) -> None:
-        """Pack `weights` [outputs, inputs] float32. Outputs of several weights are concatenated."""
+        """Pack `weights` [outputs, inputs] float32. If there are several, their outputs are concatenated."""
         joined = torch.cat(weights).float()
         self.outputs, self.inputs = joined.shape
         padded = nn.functional.pad(joined, (0, 0, 0, -self.outputs % _TILE))
@@ -74,7 +74,7 @@ class RowProduct:
 
 @dataclass(frozen=True, slots=True)
 class RowCache:
-    """Location of the keys and values of rows."""
+    """Where the rows' keys and values are stored."""
 
     keys: Tensor  # [layers, slots, kv_heads, head_dim]; layers need not be adjacent
     values: Tensor
@@ -83,7 +83,7 @@ class RowCache:
 
 
 class CpuStack:
-    """Decoder stack without embeddings."""
+    """Decoder stack, excluding the embeddings."""
 
     def __init__(self, stack: DecoderStack, config: TransformerConfig, rotary: RotaryTable) -> None:
         self._config, self._rotary = config, rotary
@@ -128,7 +128,7 @@ class CpuStack:
 
     @staticmethod
     def _of_layer(layer: nn.Module) -> list[Tensor]:
-        """Return the tensors of a layer in the order of `run_stack`."""
+        """Return a layer's tensors in the order that `run_stack` expects."""
         assert isinstance(layer, DecoderLayer)
         attention, mlp = layer.self_attn, layer.mlp
 
@@ -149,7 +149,7 @@ class CpuStack:
 
 
 class CpuNetworks(UnfusedNetworks):
-    """Networks of the `cpu` kind. A pass may have any number of rows, because rows are independent."""
+    """Networks of the `cpu` kind. A pass can have any number of rows, because rows are independent."""
 
     kind: NetworkKind = "cpu"
 

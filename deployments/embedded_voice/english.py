@@ -27,7 +27,7 @@ _FOLDED = {
 _RAISED = re.compile(r"[⁺⁻][²³⁰¹⁴-⁹]*|[⁰¹⁴-⁹][²³⁰¹⁴-⁹]*|[²³][²³⁰¹⁴-⁹]++")
 _RAISED_FIGURES = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _GREEK = re.compile(r"[Α-ΡΣ-Ωα-ω]")
-_GREEK_WORD = re.compile(r"[Ͱ-Ͽἀ-῿]{3,}")  # shorter ones are symbols
+_GREEK_WORD = re.compile(r"[Ͱ-Ͽἀ-῿]{3,}")  # shorter runs are symbols
 
 _LINES = rules(
     (r"(?<=[A-Za-z])`(?=(?:ll|t|s|re|ve|d|m)\b)", "'"),
@@ -95,7 +95,7 @@ def plain_line(text: str) -> str:
 
 
 def unspoken(text: str) -> int:
-    """Return the number of letters, digits and symbols in `text` for which the voice has no words."""
+    """Return the number of letters, digits and symbols in `text` that the voice cannot read."""
     text = "" if text.isascii() else _GREEK_WORD.sub(lambda word: "日" * len(word[0]), text)
     return sum(unicodedata.category(char)[0] in "LNS" and not _fold(char).strip() for char in text if char not in "™®©")
 
@@ -132,7 +132,7 @@ _ABBREVIATIONS = table(
     "i.e:that_is a.m:AM p.m:PM A.M:AM P.M:PM Ph.D:P_H_D PhD:P_H_D Ave:Avenue Blvd:Boulevard Pkwy:Parkway Hwy:Highway "
     "Expy:Expressway Rd:Road Ct:Court Ln:Lane Tues:Tuesday Thurs:Thursday"
 )
-_DOTTED_ABBREVIATIONS = table(  # other words or names without the dot
+_DOTTED_ABBREVIATIONS = table(  # words or names in their own right when written without the dot
     "Prof:Professor Gen:General Sgt:Sergeant Capt:Captain Lt:Lieutenant Col:Colonel Maj:Major Cpl:Corporal Adm:Admiral "
     "Rev:Reverend Hon:Honorable Gov:Governor Sen:Senator Rep:Representative Pres:President Fr:Father Mt:Mount Ft:Fort "
     "Sq:Square Pl:Place Apt:Apartment Bldg:Building Univ:University Dept:Department dept:department Assoc:Association "
@@ -148,7 +148,7 @@ _BEFORE_NUMBERS = table(
     "No:number no:number Nos:numbers Fig:figure fig:figure Figs:figures Vol:volume vol:volume p:page pp:pages "
     "Ch:chapter ch:chapter ca:about c:circa Sec:section Art:article Eq:equation"
 )
-# Words in capitals that are read as words. Other words of up to five letters are spelled out.
+# Uppercase words that are read as words. Other uppercase words of up to five letters are spelled out.
 _WORDS_IN_CAPITALS = (
     "NASA NATO UNESCO UNICEF OPEC ASAP COVID AIDS SIM PIN RAM ROM GIF JPEG JSON CUDA SWAT LASER RADAR SCUBA FIFA YOLO "
     "AN AND ANY ARE AS BE BEST BIG BUT BY CAN DAY DO EVEN EVER EVERY FOR FREE FROM GET GO GOOD GREAT HAVE HE HELLO "
@@ -168,14 +168,14 @@ _SYMBOLS = {
 }  # fmt: skip
 _IN_CAPITALS = {"OK": "okay", "WWI": "World War one", "WWII": "World War two"}
 _ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
-_COUNTED = (  # nouns that take cardinal numbers; names take ordinals
+_COUNTED = (  # nouns followed by cardinal numbers; names are followed by ordinals
     "Chapter Part Act Scene Section Volume Book War Phase Vol Wars Bowl Type Stage Level Grade Class Title Article "
     "Rocky Fantasy Apollo Mark Table Figure Appendix Episode Season Psalm Version Unit Lesson Step Round Category "
     "Model Series Division Group Plan Item Rule Corps Canto Page Pentium Saturn Gemini Panel Zone Region Line Schedule "
     "Theorem Quest"
 )
 _NUMBERED = tuple(_COUNTED.split())
-_NUMBERED_ALONE = _NUMBERED[:9]  # also before a single letter
+_NUMBERED_ALONE = _NUMBERED[:9]  # also when followed by a single letter
 _KINGS = "Charles Henry George James Edward Philip Louis Leo Pius Frederick Gustav Carl"
 _STRONGEST_FIRST = "?!.;:,"
 _SHOUTED_WORDS = 3
@@ -187,7 +187,7 @@ def _any_of(words: Iterable[str]) -> str:
 
 # Words that begin a new sentence after a possible abbreviation
 _BEGUN = "The|It|He|She|We|They|You|I|A|An|In|On|At|But|And|So|If|When|What|Then|This|That|There|Turn|My|For|No|Yes"
-_PERSONS = "(?:The|This|My|Our|Your|His|Her)"  # before Dr., which then means doctor
+_PERSONS = "(?:The|This|My|Our|Your|His|Her)"  # before "Dr.", which then means "doctor"
 _GOES_ON = rf"(?! (?!.\.)(?:{_BEGUN})\b)"
 _OPTIONAL_DOT = rf"({_any_of(_ABBREVIATIONS)})(?![A-Za-z'])(\.?)"
 _DOTTED = rf"({_any_of(_DOTTED_ABBREVIATIONS)})(\.)"
@@ -242,7 +242,7 @@ def spoken_english(text: str) -> str:
 
     Numbers, dates, money, units, abbreviations, acronyms and addresses become words. Markdown, emoji and other scripts
     are removed. The result ends with a sentence mark, or is empty if there is nothing to say. Text in spoken form is
-    unchanged. Never raises. The time is proportional to the length of the text.
+    left unchanged. Never raises. Takes time proportional to the length of the text.
     """
     text = _tidy(plain_line(text))
     if _shouted(text):
@@ -257,19 +257,19 @@ def spoken_english(text: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Drop lone marks, reduce runs of punctuation to the strongest mark, and add a missing full stop at the end."""
+    """Drop lone marks, reduce runs of punctuation to the strongest mark, and add a full stop at the end if missing."""
     text = substitute(text, _TIDY).strip()
     return text if not text or text[-1] in ".?!" else text.rstrip(",;: ") + "."
 
 
 def _shouted(text: str) -> bool:
-    """Return whether all letters are capitals, which then carry no information."""
+    """Return whether all letters are capitals, in which case capitalization carries no information."""
     words = [] if re.search(r"[a-z]", text) else _CAPITALS.findall(text)
     return len(words) >= _SHOUTED_WORDS and max(len(word) for word, _ in words) > _SHOUTED_WORDS
 
 
 def _expand_abbreviations(text: str) -> str:
-    """Expand abbreviations. Words then contain no full stops, and a space follows each full stop after a sentence."""
+    """Expand abbreviations. Afterwards, full stops only end sentences, and each is followed by a space."""
     text = _ABBREVIATION.sub(_expand, substitute(text, _SHORT))
     text = _INITIALS.sub(lambda match: f" {' '.join(match[0].replace('.', '').upper())} ", text)
     text = _ROMAN_NUMBER.sub(_speak_roman, text)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from deployments.embedded_voice.english import spoken_english
 
-# Both parts of a split text are normalized separately, so the text is split only after a plain word, once the next word
-# has begun. Other words may belong to a number, an abbreviation or an address. The next word must begin with several
+# The two parts of a split text are normalized separately, so text is split only after a plain word, once the next word
+# has begun. Other words may be part of a number, an abbreviation or an address. The next word must begin with several
 # letters and contain a lower-case vowel, so its spoken form has lower case, and neither part counts as shouted.
 _DEPENDENT = "St|Dr|Ave|King|Queen|Pope|Emperor|Tsar|Prince|per|Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun"  # need a next word
 _WORD = rf"(?!(?:{_DEPENDENT})\b)(?:[A-Z]?[a-z]++|[AI])(?:['’][a-z]++)?[,;:?!]?"  # noqa: RUF001
@@ -14,21 +14,21 @@ _NEXT = r"(?=[A-Za-z]{2}|a\s)[A-Z]?[a-z]*?[aeiouy]"
 _CUT = re.compile(rf"(?<![^\s]){_WORD}(?=[ \t]++{_NEXT})")
 _BEGUN = re.compile(rf"\s*+{_NEXT}")
 _SPACE = re.compile(r"\s(?=\S)")
-LONGEST_UNCUT = 1000  # maximum number of characters that wait for a split; normalizing them takes milliseconds
+LONGEST_UNCUT = 1000  # maximum number of characters waiting to be split; normalizing them takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Consecutive text as written, and in its spoken form. Concatenated parts form the whole text."""
+    """A stretch of text, as written and in spoken form. The parts, concatenated, form the complete text."""
 
     written: str
     spoken: str
 
 
 class LiveEnglish:
-    """Incremental `spoken_english` for a text that arrives in parts. The result does not depend on the parts.
+    """Incremental `spoken_english`, for text that arrives in chunks. The result does not depend on the chunks.
 
-    Text without a place to split is still split after `LONGEST_UNCUT` characters, which limits the work of one call.
+    If there is no good place, text is split after `LONGEST_UNCUT` characters, which limits the work per call.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class LiveEnglish:
         self._seen = 0  # `_rest` has no split before this index
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """Return spoken text that later text cannot change. The last part returns the rest and ends the sentence."""
+        """Return spoken text that later text cannot change. For the last part, return the rest and end the sentence."""
         parts = []
         for start in range(0, len(text), LONGEST_UNCUT):
             self._rest += text[start : start + LONGEST_UNCUT]
@@ -50,11 +50,11 @@ class LiveEnglish:
 
     @property
     def will_speak(self) -> bool:
-        """Whether the waiting text becomes a word regardless of later text."""
+        """Whether the waiting text will produce a word regardless of what follows."""
         return _BEGUN.match(self._rest) is not None
 
     def _first_cut(self) -> int:
-        """Return the index of the first place to split the text; 0 if there is none."""
+        """Return the index of the first place where the text can be split; 0 if there is none."""
         while match := _CUT.search(self._rest, self._seen):
             if not self._rest[: match.start()].rstrip()[-1:].isdigit():  # the next word decides how "5 km" is read
                 return match.end()

@@ -1,4 +1,4 @@
-"""Conversion of numbers in English text to words: dates, times, money, measures, telephone and other numbers."""
+"""Conversion of numbers in English text to words: dates, times, money, measurements, telephone and other numbers."""
 
 import calendar
 import re
@@ -11,16 +11,16 @@ Speak = Callable[[re.Match[str]], str]
 Rules = tuple[tuple[re.Pattern[str], Speak | str], ...]
 
 LARGEST_DIGITS = 15  # longer integers are read digit by digit; 15 digits are hundreds of trillions
-_PLAIN_DIGITS = 6  # longer digit strings without separators are codes, unless they are round
+_PLAIN_DIGITS = 6  # longer digit strings without separators are read as codes, unless they are round
 
 
 def cardinal(number: int) -> str:
-    """Return a cardinal without "and" for `0 <= number < 10**LARGEST_DIGITS`: one hundred five."""
+    """Return the cardinal, without "and", for `0 <= number < 10**LARGEST_DIGITS`: one hundred five."""
     return _words(number, "cardinal")
 
 
 def ordinal(number: int) -> str:
-    """Return an ordinal in the range of `cardinal`: twenty-first for 21."""
+    """Return the ordinal, for the same range as `cardinal`: twenty-first for 21."""
     return _words(number, "ordinal")
 
 
@@ -36,7 +36,7 @@ def _words(number: int, kind: str) -> str:
 
 
 def plural(words: str) -> str:
-    """Return the words with the last word in the plural: nineteen nineties."""
+    """Return the words with the last one made plural: nineteen nineties."""
     return words[:-1] + "ies" if words.endswith("y") else words + "s"
 
 
@@ -46,7 +46,7 @@ def digits(figures: str) -> str:
 
 
 def pairs(figures: str) -> str:
-    """Return a number in pairs, as for houses, flights and models: forty ninety, three twenty, four oh five."""
+    """Return a number read in pairs, such as a house or flight number: forty ninety, three twenty, four oh five."""
     first, last = figures[:-2], figures[-2:]
     if last == "00":
         return cardinal(int(figures))
@@ -72,8 +72,8 @@ def substitute(text: str, rules: Rules) -> str:
 def integer(figures: str) -> str:
     """Return the words for a digit string, with or without thousands separators.
 
-    Numbers with a leading zero are codes and read digit by digit, as are long numbers without separators that are not
-    round.
+    Numbers with a leading zero are treated as codes and read digit by digit, as are long numbers that are not round and
+    have no separators.
     """
     if re.search(r",\d\d,", figures):
         return _indian(figures.replace(",", ""))
@@ -90,7 +90,7 @@ def _indian(figures: str) -> str:
 
 
 def decimal(figures: str) -> str:
-    """Return the words for an integer or a decimal: three point one four. Additional points are read too."""
+    """Return the words for an integer or a decimal: three point one four. Further points are also read."""
     whole, *parts = figures.split(".")
     return " point ".join((integer(whole or "0"), *(digits(part) for part in parts)))
 
@@ -101,7 +101,7 @@ _AMOUNT = rf"(?:{_WHOLE}(?:\.\d++)?|\.\d++)"
 _NUMBER = rf"(?<![\w.]){_AMOUNT}"
 _HALF_OF_DAY = r"([aApP])\.?[mM](?![\w'])"
 _HALF_OR_NOT = rf"(?: ?{_HALF_OF_DAY})?"
-# A noun described by the amount before it: a $5 bill, a 5 km run
+# A noun modified by the amount before it: a $5 bill, a 5 km run
 _DESCRIBED = re.compile(
     r"[ -](?!(?:or|and|to|in|for|of|on|at|is|was|per|from|more|less|each|by|with|than|if|but|as|that|so)\b)[a-z]{2}"
 )
@@ -123,7 +123,7 @@ _LARGE = "thousand million billion trillion lakh crore"
 _SCALES = table("k:thousand m:million mn:million b:billion bn:billion t:trillion tn:trillion")
 _SCALES |= {name: name for name in _LARGE.split()}
 _SCALE = rf"(?:(?:[ -]?({_LARGE.replace(' ', '|')}|[mbt]n)|([kKmMbBtT]))(?![\w']))?"
-SIGNS = "$£€¥₹₩₽₺₪₿₫₴₱฿₦"  # of currencies
+SIGNS = "$£€¥₹₩₽₺₪₿₫₴₱฿₦"  # currency signs
 _MONEY = (  # signs and codes: singular, plural, singular hundredth, plural hundredth, unless regular or cent, cents
     "$ USD:dollar £ GBP:pound/pounds/penny/pence € EUR:euro ¥ JPY:yen/yen/sen/sen ₩ KRW:won/won/jeon/jeon ₹ INR Rs "
     "Rs.:rupee/rupees/paisa/paise ₽ RUB:ruble/rubles/kopek/kopeks ₺:lira/lira ₪ ILS:shekel ₿ BTC:bitcoin ₫ "
@@ -140,7 +140,7 @@ _CODES = "|".join(sorted((re.escape(sign) for sign in _CURRENCIES if sign not in
 _CURRENCY = rf"(?:(?<![A-Za-z])(?:{_CODES})|[{SIGNS}])"
 
 _PREFIXES = table("k:kilo M:mega G:giga T:tera P:peta c:centi d:deci h:hecto m:milli μ:micro n:nano :")
-_MEASURED = (  # unit symbols with their prefixes
+_MEASURED = (  # unit symbols, including prefixes
     "m,kdcmμn:meter g,kmμ:gram l,mdc:liter L,md:liter V,km:volt W,kmMG:watt Wh,kMG:watt-hour Pa,khM:pascal mol,m:mole "
     "Hz,kMG:hertz cal,k:calorie Ω,kM:ohm s,mμn:second bps,kMG:bit_per_second kB:kilobyte KB:kilobyte MB:megabyte "
     "GB:gigabyte TB:terabyte PB:petabyte kb:kilobyte mb:megabyte gb:gigabyte tb:terabyte KiB:kibibyte MiB:mebibyte "
@@ -211,7 +211,7 @@ def _time(match: re.Match[str]) -> str:
 
 
 def _price(match: re.Match[str]) -> str:
-    """Read an amount with a scale, such as $5.20 or €1m. The currency is singular before a noun: a $5 bill."""
+    """Read an amount, perhaps with a scale, such as $5.20 or €1m. Before a noun the currency is singular: a $5 bill."""
     article, currency, figures, *scales = match.groups()
     noun = _DESCRIBED if article else _PRICED
     is_one = noun.match(match.string, match.end()) is not None
@@ -286,9 +286,9 @@ _DAYS_NOT_PARTS = frozenset(range(13, 32)) - {15, 16, 20, 24, 30}
 _ALONE = rf"(?<![\w.,:/+-])(?<!\d )(?<![{SIGNS}]\d )"  # not part of another number
 _OF_DECADES = "[Tt]he|[Ii]n|[Mm]id|[Ee]arly|[Ll]ate|to|his|her|their|my|our|your"
 _DASH = r" ?- ?"
-RANGED = r"(?:(?<=\d)|(?<=\d[kKmMbB%])|(?<=\d[mbt]n)|(?<=°[CF]))"  # the first end of a range
+RANGED = r"(?:(?<=\d)|(?<=\d[kKmMbB%])|(?<=\d[mbt]n)|(?<=°[CF]))"  # the start of a range
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_UNIT_END = r"(?![\w'])(?:(?<![mgl])\.(?= [a-z]))?"  # metric symbols, as km, take no period
+_UNIT_END = r"(?![\w'])(?:(?<![mgl])\.(?= [a-z]))?"  # metric symbols such as km are written without a period
 _FIGURE_2 = r"(?<=[^A-Za-z]m|[cdkmn]m|ft|mi)[23]"
 _RULES = rules(
     (r"(?<![\w.+-])(\d{4})([-/.])(\d\d?)\2(\d\d?)(?:T(?=\d)|(?![\w/-]|\.\d))",

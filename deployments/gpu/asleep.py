@@ -1,7 +1,7 @@
 """Suspend and resume another process's use of a GPU with the driver's checkpoint API (Linux, driver 570 or newer).
 
-While a process is suspended, its GPU memory is kept in host memory, and the GPU is released completely. CUDA calls of
-the process block. Resuming restores all addresses, so captured CUDA graphs stay valid.
+While a process is suspended, its GPU memory is kept in host memory, and the GPU is released completely. The process's
+CUDA calls block. Resuming restores all addresses, so captured CUDA graphs stay valid.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from deployments.errors import EngineError
 
 _LIBRARY = "libcuda.so.1"
 _LEAST_DRIVER = 570
-_LOCK_TIMEOUT_MS = 2000  # limit for work that already runs on the GPU
+_LOCK_TIMEOUT_MS = 2000  # time limit for work that is already running on the GPU
 
 
 class _LockArguments(ctypes.Structure):
@@ -19,7 +19,7 @@ class _LockArguments(ctypes.Structure):
 
 
 def send_to_sleep(process: int) -> None:
-    """Suspend the process and release its GPU memory. Raises EngineError and leaves the process running on failure."""
+    """Suspend the process and release its GPU memory. On failure, raises EngineError and leaves the process running."""
     locking = _LockArguments(timeout_ms=_LOCK_TIMEOUT_MS)
     _call_driver("cuCheckpointProcessLock", process, ctypes.byref(locking))
     try:
@@ -30,7 +30,7 @@ def send_to_sleep(process: int) -> None:
 
 
 def wake(process: int) -> None:
-    """Resume the process and restore its GPU memory. Raises EngineError, for instance if the GPU lacks free memory."""
+    """Resume the process and restore its GPU memory. Raises EngineError, for example if the GPU is out of memory."""
     _call_driver("cuCheckpointProcessRestore", process, None)
     _call_driver("cuCheckpointProcessUnlock", process, None)
 

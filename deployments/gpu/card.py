@@ -12,13 +12,13 @@ from typing import Literal
 Capability = tuple[int, int]
 
 MIB = 1 << 20
-# Turing has tensor cores for float16. CUDA 13, the version of PyTorch's wheels, does not support older GPUs.
+# Turing has tensor cores for float16. CUDA 13, which PyTorch's wheels use, does not support older GPUs.
 LEAST_CAPABILITY: Capability = (7, 5)
 # Ampere has tensor cores for bfloat16 and TF32, which the Triton kernels require.
 AMPERE: Capability = (8, 0)
-# Minimum driver of each CUDA version, from NVIDIA's table of minor version compatibility
+# Minimum driver for each CUDA version, from NVIDIA's table of minor version compatibility
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
-SMALL_BYTES = 24 << 30  # a talker derives its settings from the GPU's free memory if there is less than this
+SMALL_BYTES = 24 << 30  # if less than this is free on the GPU, a talker derives its settings from the free memory
 _NAMES = {5: "Maxwell", 6: "Pascal", 7: "Volta"}
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 
@@ -35,7 +35,7 @@ class Card:
 
     @staticmethod
     def parse(line: str) -> "Card | None":
-        """Parse a line of `nvidia-smi --query-gpu=QUERY --format=csv,noheader,nounits`; None for any other line."""
+        """Parse a line from `nvidia-smi --query-gpu=QUERY --format=csv,noheader,nounits`; None for any other line."""
         fields = [field.strip() for field in line.split(",")]
         try:
             name, capability, driver, total, free = fields
@@ -49,12 +49,12 @@ QUERY = "name,compute_cap,driver_version,memory.total,memory.free"
 
 
 def half_precision(capability: Capability) -> Literal["bfloat16", "float16"]:
-    """Return the number format of a talker's weights. Turing's tensor cores support only float16."""
+    """Return the number format for a talker's weights. Turing's tensor cores support only float16."""
     return "bfloat16" if capability >= AMPERE else "float16"
 
 
 def why_not(card: Card, cuda: Capability | None) -> str | None:
-    """Return why the card cannot run Talkray, with the remedy, or None. `cuda` is the CUDA version of PyTorch."""
+    """Return why the card cannot run Talkray and how to fix it, or None. `cuda` is PyTorch's CUDA version."""
     if card.capability < LEAST_CAPABILITY:
         family = _NAMES.get(card.capability[0], "too old")
         return (
@@ -77,7 +77,7 @@ def why_not(card: Card, cuda: Capability | None) -> str | None:
 
 
 def remark(card: Card) -> str:
-    """Return a hint for the user of the card, or an empty string."""
+    """Return a hint for the card's user, or an empty string."""
     if card.capability < AMPERE:
         return (
             f"; compute capability {_dotted(card.capability)} lacks bfloat16: Talkray runs in float16 with plain "
@@ -87,7 +87,7 @@ def remark(card: Card) -> str:
 
 
 def torch_cuda() -> Capability | None:
-    """Return the CUDA version of the installed torch, read from torch's files; None for a CPU build."""
+    """Return the CUDA version that the installed torch was built for, read from its files; None for a CPU build."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

@@ -1,8 +1,8 @@
 """Ahead-of-time compilation of Triton kernels, in as many processes as there are CPUs.
 
-Triton compiles each kernel at its first launch, one after the other. This module runs the work once and records its
-launches instead of making them. Worker processes compile the recorded kernels into Triton's cache folder, where later
-launches find them. The workers do not use the GPU.
+Triton compiles each kernel when it is first launched, one after the other. This module runs the work once, recording
+launches instead of performing them. Worker processes compile the recorded kernels into Triton's cache folder, where
+later launches find them. The workers do not use the GPU.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from triton.compiler import compile as compile_source
 
 logger = logging.getLogger(__name__)
 
-_MAX_WORKERS = 16  # each worker imports torch, which takes about a third of a gigabyte of memory
+_MAX_WORKERS = 16  # each worker imports torch, which uses about a third of a gigabyte of memory
 _WORKER = "import torch; from deployments.gpu.compile_ahead import serve_standard_streams as serve; serve()"
 
 Progress = Callable[[int, int], None]
@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Input of Triton's compiler: one kernel with one combination of argument types."""
+    """Input to Triton's compiler: one kernel with one combination of argument types."""
 
     module: str
     function: str
@@ -53,10 +53,10 @@ class Kernel:
 def compiling_ahead(
     facts: str, phase: Callable[[str], AbstractContextManager[None]], progress: Progress
 ) -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Yield a function that compiles in parallel the kernels which some work launches, within a `phase` for each step.
+    """Yield a function that compiles the kernels launched by some work in parallel, with a `phase` for each step.
 
-    `facts` are their dependencies besides code and versions. A stamp in the cache marks the facts for which all kernels
-    are compiled. Kernels deleted later are compiled at their launch.
+    `facts` are their dependencies besides code and versions. A stamp in the cache marks facts for which all kernels
+    have been compiled. Kernels deleted later are compiled when they are launched.
     """
     stamp = Path(knobs.cache.dir) / "complete" / _digest(f"{triton.__version__} {facts}")
     if stamp.exists():
@@ -84,14 +84,14 @@ def _digest(facts: str) -> str:
 
 @contextmanager
 def noted_launches() -> Iterator[list[Kernel]]:
-    """Record each kernel launched in this block that is not loaded yet, once, instead of launching it."""
+    """Record each kernel launched in this block once, instead of launching it, unless it is already loaded."""
     noted: dict[str, Kernel] = {}
 
     def note(*, key: str, fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002  # Triton's name
         unique = f"{fn.module}.{fn.name}{key}"
         if unique not in noted:
             noted[unique] = _kernel(fn.jit_function, compile)
-        return True  # Triton then neither compiles nor launches
+        return True  # makes Triton neither compile nor launch the kernel
 
     before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
     kernels: list[Kernel] = []
@@ -122,7 +122,7 @@ def _as_tuple(value: object) -> object:
 
 
 class CompileWorkers:
-    """Pool of compiler processes. The processes start in the constructor, to import while the caller loads weights."""
+    """Pool of compiler processes, started by the constructor so that they import while the caller loads weights."""
 
     def __init__(self) -> None:
         number = min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
@@ -139,13 +139,13 @@ class CompileWorkers:
         for process in self._processes:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.kill()  # safe at any time, because Triton renames whole files into its cache
+            process.kill()  # safe at any time, because Triton renames complete files into its cache
             process.stdin.close()
             process.stdout.close()
             process.wait()
 
     def compile(self, kernels: Sequence[Kernel], report: Progress) -> None:
-        """Compile all kernels into the cache. A failure is logged, and the kernel's launch raises the error again."""
+        """Compile all kernels into the cache. A failure is logged, and launching the kernel raises the error again."""
         idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         for process in self._processes:
             idle.put(process)
@@ -166,7 +166,7 @@ class CompileWorkers:
 
 
 def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
-    """Return the error of the worker, or None on success."""
+    """Return the worker's error, or None on success."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -199,13 +199,13 @@ def serve_standard_streams() -> None:
 def _try(kernel: Kernel) -> str | None:
     try:
         compile_kernel(kernel)
-    except Exception as error:  # the kernel's launch raises the error again, with a traceback
+    except Exception as error:  # launching the kernel raises the error again, with a traceback
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def compile_kernel(kernel: Kernel) -> None:
-    """Compile a kernel into the cache, unless the cache already holds it."""
+    """Compile a kernel into the cache, unless it is already there."""
     function = getattr(importlib.import_module(kernel.module), kernel.function)
     source = ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
     compile_source(source, target=GPUTarget(*kernel.target), options=kernel.options)

@@ -1,4 +1,4 @@
-"""Capture and replay of CUDA graphs, and pinned memory for small writes before each replay."""
+"""Capture and replay of CUDA graphs, and pinned memory for small writes that precede each replay."""
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Graphs:
-    """CUDA graphs by key, in one memory pool. Work without a captured graph, as on a CPU, runs directly."""
+    """CUDA graphs by key, in one memory pool. Work that has no captured graph (for example, on a CPU) runs eagerly."""
 
     def __init__(self, cuda_stream: torch.cuda.Stream | None = None) -> None:
-        """Capture on `cuda_stream`, by default on a new stream. Captured kernels keep the stream's priority."""
+        """Capture on `cuda_stream`, or on a new stream by default. Captured kernels keep the stream's priority."""
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
         self._cuda_stream = cuda_stream
@@ -44,7 +44,7 @@ class Graphs:
         self._graphs[key].replay()
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Replay the graph captured under `key`. Without a graph run `work` directly and count it in `num_eager`."""
+        """Replay the graph captured under `key`. If there is none, run `work` eagerly and count it in `num_eager`."""
         if key in self._graphs:
             self.replay(key)
             return
@@ -59,7 +59,7 @@ def buckets(largest: int, sizes: Iterable[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A row of staging memory, as an array to fill and as a tensor to copy from. Array and tensor share memory."""
+    """A row of staging memory, as an array to fill and a tensor to copy from. Both share the same memory."""
 
     values: NDArray[np.int32]
     tensor: Tensor
@@ -68,8 +68,8 @@ class Staged:
 class Staging:
     """Ring buffer of pinned host memory for small writes to the GPU that do not block the CPU.
 
-    Half of the buffer is reused only after all copies from it have completed. `next_row` blocks only if the GPU is half
-    a buffer (hundreds of copies) behind.
+    Each half of the buffer is reused only after all copies from it have completed. `next_row` blocks only if the GPU
+    is half a buffer (hundreds of copies) behind.
     """
 
     def __init__(self, width: int, *, device: torch.device, rows: int = _STAGED_ROWS) -> None:
@@ -77,7 +77,7 @@ class Staging:
         memory = torch.zeros((rows, width), dtype=torch.int32, pin_memory=self._pinned)
         self._rows = [Staged(row.numpy(), row) for row in memory]
         self._half, self._next = rows // 2, 0
-        self._left: list[torch.cuda.Event | None] = [None, None]  # recorded after all copies from the half
+        self._left: list[torch.cuda.Event | None] = [None, None]  # recorded after all copies from that half
 
     def next_row(self) -> Staged:
         """Return the next row, which still holds its old contents."""

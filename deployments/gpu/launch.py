@@ -1,4 +1,4 @@
-"""Programmatic dependent launch: a kernel starts while its predecessor still runs, and prefetches its weights.
+"""Programmatic dependent launch: a kernel starts and prefetches its weights while its predecessor is still running.
 
 A kernel lets its successor start once its own predecessor has finished. At the start of a kernel, all kernels before
 its predecessor have therefore finished, and their results are readable before `wait_for_predecessor`. Such reads must
@@ -39,7 +39,7 @@ def wait_for_predecessor(pdl: tl.constexpr):
 
 @triton.jit
 def prefetch_to_l2(start, num_bytes: tl.constexpr):
-    """Prefetch whole cache lines from pointer `start` on, without waiting. Skips a remainder of under 128 lines."""
+    """Prefetch full cache lines starting at pointer `start`, without waiting. Skips a remainder of under 128 lines."""
     line = start.to(tl.int64, bitcast=True) + tl.arange(0, 128) * 128
     for step in tl.static_range(num_bytes // (128 * 128)):
         tl.inline_asm_elementwise(

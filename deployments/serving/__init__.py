@@ -1,1 +1,1 @@
-"""Ray Serve replicas, and calls between deployments."""
+"""Ray Serve replicas and the calls between deployments."""

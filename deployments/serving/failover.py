@@ -1,7 +1,7 @@
 """Failover of a stream: if its replica is lost, another replica continues from its codes.
 
 The reader of a stream keeps the stream's codes. After a loss, the reader sends the codes with the same request to
-another replica. Sampling depends only on seed and frame, so it makes the codes that the lost one would have made.
+another replica. Sampling depends only on seed and frame, so that replica makes the codes the lost one would have made.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_S = 0.02  # before the second retry; the first retry is immediate
 _MAX_DELAY_S = 0.5
-# A stream fails after _GIVE_UP_S without a new frame since a loss, or after _MAX_LOSSES dead replicas. Moves and calls
-# that Serve cancelled do not count. A stream also fails after _MAX_FUTILE_LOSSES replicas in a row died without a new
-# frame, because the request itself may crash them.
+# A stream fails if no new frame arrives within _GIVE_UP_S of a loss, or after _MAX_LOSSES dead replicas. Moves, and
+# calls that Serve cancelled, do not count. A stream also fails if _MAX_FUTILE_LOSSES replicas in a row die without
+# producing a new frame, because the request itself may be crashing them.
 _GIVE_UP_S = 30.0
 _MAX_LOSSES = 12
 _MAX_FUTILE_LOSSES = 3
 
-Sent = TypeVar("Sent", FrameChunk, PcmChunk)  # chunks from the replica
-Given = TypeVar("Given", FrameChunk, PcmChunk)  # chunks for the reader
+Sent = TypeVar("Sent", FrameChunk, PcmChunk)  # chunks received from the replica
+Given = TypeVar("Given", FrameChunk, PcmChunk)  # chunks given to the reader
 
 
 class Received:
-    """Part of a stream that its reader has received. Another replica continues from this part."""
+    """The part of a stream that its reader has received. Another replica continues from here."""
 
     def __init__(self, earlier: Progress | None = None) -> None:
-        """Start with `earlier`, the part that was received before."""
+        """Start with `earlier`, the part that has already been received."""
         self._was_asked_for = False
         self._listener = Listener.of(background=False, in_hand_s=0.0 if earlier is None else earlier.in_hand_s)
         self._codes = [] if earlier is None else [earlier.codes]
@@ -56,15 +56,15 @@ class Received:
         self.samples = samples
 
     def deliver(self, audio_s: float) -> None:
-        """Count `audio_s` seconds of audio that are sent to the listener now."""
+        """Count `audio_s` seconds of audio that are being sent to the listener now."""
         if audio_s:
             self._listener.deliver(audio_s, now_s=time.monotonic())
 
     def begin_attempt(self, request: SynthesisRequest) -> SynthesisRequest:
         """Return the request for the rest of the stream. Each call begins a new attempt.
 
-        From the second attempt on, the request sets `is_retry`, because the previous replica may hang. A clone prompt
-        that a replica has made replaces the recording.
+        From the second attempt on, the request sets `is_retry`, as the previous replica may be hung. A clone prompt
+        made by a replica replaces the recording.
         """
         is_retry = self._was_asked_for
         self._was_asked_for = True
@@ -82,7 +82,7 @@ class Received:
 
 
 class ReplicaStream(ABC, Generic[Sent, Given]):
-    """Stream produced by replicas. Subclasses call a replica for chunks, and convert each chunk for the reader."""
+    """Stream produced by replicas. Subclasses request chunks from a replica and convert each one for the reader."""
 
     def __init__(self, request_id: str, lost: type[ReplicaLost], *, is_background: bool = False) -> None:
         """Create a stream. `lost` is the error for a lost replica of the called pool."""
@@ -90,7 +90,7 @@ class ReplicaStream(ABC, Generic[Sent, Given]):
 
     @abstractmethod
     def ask(self) -> AsyncGenerator[Sent, None]:
-        """Call a replica for the chunks after the received ones."""
+        """Call a replica for the chunks that follow those received."""
 
     @abstractmethod
     def receive(self, chunk: Sent) -> Given | None:
@@ -99,15 +99,15 @@ class ReplicaStream(ABC, Generic[Sent, Given]):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A stream that moves from one replica to the next."""
+    """A stream's move from one replica to the next."""
 
     reason: str
     began_s: float  # time of the loss, from time.monotonic()
-    is_loss: bool = True  # False if the reader paused, so the call was closed
+    is_loss: bool = True  # False if the call was closed because the reader paused
 
 
 class AttemptStage(Enum):
-    """Progress of a stream at the replica that was called last."""
+    """A stream's progress at the most recently called replica."""
 
     ASKED = auto()
     ACCEPTED = auto()
@@ -115,7 +115,7 @@ class AttemptStage(Enum):
 
 
 class Attempts:
-    """Retry policy of one stream: decides after each loss whether and when to retry. Logs each change of replica."""
+    """A stream's retry policy: decides after each loss whether and when to retry. Logs each switch of replicas."""
 
     def __init__(self, lost: type[ReplicaLost], request_id: str, *, most_losses: int = _MAX_LOSSES) -> None:
         """Create a policy. `lost` is the error for a lost replica of the called pool."""
@@ -123,7 +123,7 @@ class Attempts:
         self._stage = AttemptStage.ASKED
         self._handover: Handover | None = None  # set between a loss and the next new frame
         self._num_losses = 0
-        self._num_futile = 0  # losses in a row without a new frame between them
+        self._num_futile = 0  # consecutive losses without a new frame in between
         self._delay_s = 0.0  # before the next attempt
         self._unreported_losses: Marks = ()
         self.has_ended = False  # whether the last chunk has arrived
@@ -141,7 +141,7 @@ class Attempts:
             self._stage = AttemptStage.ACCEPTED
 
     def with_losses(self, item: Given) -> Given:
-        """Return `item` with all unreported losses at the start of its trail."""
+        """Return `item` with all losses not yet reported at the start of its trail."""
         if not self._unreported_losses:
             return item
         trail = self._unreported_losses + item.trail
@@ -149,12 +149,12 @@ class Attempts:
         return replace(item, trail=trail)
 
     def resume(self) -> None:
-        """Prepare a new call after the reader paused and the previous call was closed."""
+        """Prepare for a new call after the reader paused and the previous call was closed."""
         self._stage = AttemptStage.ASKED
         self._handover = Handover("its reader returned", time.monotonic(), is_loss=False)
 
     def delay_after(self, error: TalkrayError) -> float:
-        """Record a failure. Returns the seconds until the next attempt. Raises `error` or `lost` if none remains."""
+        """Record a failure. Returns the seconds until the next attempt. Raises `error` or `lost` if none remain."""
         now_s = time.monotonic()
         died = isinstance(error, self._lost)
         if self._handover is None:
@@ -188,7 +188,7 @@ class Attempts:
 async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Given, None]:
     """Yield the chunks of a stream until its last chunk, from as many replicas as necessary.
 
-    If the replica raises `lost` or Moved, another replica is called. NotReady and Overloaded then also lead to retries.
+    If the replica raises `lost` or Moved, another replica is called. NotReady and Overloaded are then retried too.
     Other errors are raised, and `lost` if all attempts fail. The stream ends early if `receive` returns a finish reason
     for a chunk without one.
 
@@ -216,15 +216,15 @@ async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Gi
 async def _next_item(
     stream: ReplicaStream[Sent, Given], chunks: AsyncGenerator[Sent, None], attempts: Attempts, reader: ReaderWatch
 ) -> Given | None:
-    """Return the reader's next chunk; None after the last chunk, or if the call was closed because the reader paused.
+    """Return the reader's next chunk; None after the last one, or if the call was closed because the reader paused.
 
-    Raises `lost` if the chunks end without a last one.
+    Raises `lost` if the chunks end before the last one has arrived.
     """
     if reader.was_away:
         return None
     async for chunk in chunks:
         if attempts.has_ended:
-            continue  # let the call end by itself, because Serve would cancel other calls of the request with it
+            continue  # let the call end by itself, because Serve would cancel the request's other calls with it
         attempts.received(chunk)
         if (item := stream.receive(chunk)) is not None:
             return attempts.with_losses(item)

@@ -16,18 +16,18 @@ from ray.serve.request_router import FIFOMixin, LocalityMixin, PendingRequest, R
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost
 from deployments.limits import Rate
 
-_finished: defaultdict[str, Rate] = defaultdict(Rate)  # rate of ended streams in this process, by deployment
+_finished: defaultdict[str, Rate] = defaultdict(Rate)  # rate at which streams end in this process, by deployment
 # A call that no replica accepts within this time is repeated, because it may be waiting for a hung replica.
 _ACCEPT_S = 4.0
-# A stream without chunks and heartbeats for this time is lost. A replica that hangs or loses its network does not
-# close its connections.
+# A stream that delivers neither chunks nor heartbeats for this long is lost. A replica that hangs or loses its network
+# does not close its connections.
 _PEER_TIMEOUT_S = 3.0
-_CATCH_UP_S = 0.25  # for messages that arrived while this process could not run
-# Maximum numbers of replicas to query for their queue length, in total and on the caller's node. Answers are valid for
-# ten seconds, so calls in a large pool would otherwise query many replicas each time.
+_CATCH_UP_S = 0.25  # for reading messages that arrived while this process could not run
+# Maximum number of replicas to query for their queue length, in total and on the caller's node. Answers are valid for
+# ten seconds, so each call in a large pool would otherwise query many replicas.
 _MOST = 16
 _MOST_OWN = 12
-_cancelling: set[asyncio.Task[None]] = set()  # cancellations of calls that no replica had accepted yet
+_cancelling: set[asyncio.Task[None]] = set()  # pending cancellations of calls that no replica had accepted yet
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ async def read_replica(
     """
     response = handle.options(method_name=method, stream=True).remote(request)
     items = ItemReader(aiter(response))
-    is_taken = False  # by a replica
+    is_taken = False  # whether a replica has accepted the call
     try:
         while True:
             within_s = _PEER_TIMEOUT_S if is_taken else _ACCEPT_S
@@ -79,9 +79,9 @@ async def _cancel_once_taken(response: Any, items: "ItemReader[Any]") -> None:
 
 
 class ItemReader(Generic[T]):
-    """Reader of an async iterator with a timeout for each item.
+    """Reads an async iterator with a timeout for each item.
 
-    One task reads all items, because a task and a wait for each item take three times as long.
+    One task reads all items, because a separate task and wait for each item would take three times as long.
     """
 
     def __init__(self, items: AsyncIterator[T]) -> None:
@@ -105,11 +105,11 @@ class ItemReader(Generic[T]):
 
     @property
     def has_come(self) -> bool:
-        """Whether `take` would return an item or report the end immediately."""
+        """Whether `take` would immediately return an item or report the end."""
         return bool(self._item) or self._task.done()
 
     async def wait(self, within_s: float) -> bool:
-        """Wait for the next item or the end, at most `within_s`. Returns whether `take` is ready.
+        """Wait up to `within_s` for the next item or the end. Returns whether `take` is ready.
 
         Only this call makes the iterator produce the item after the last taken item.
         """
@@ -125,7 +125,7 @@ class ItemReader(Generic[T]):
         return self.has_come
 
     def take(self) -> T:
-        """Return the next item. Raises StopAsyncIteration at the end, and exceptions of the iterator."""
+        """Return the next item. Raises StopAsyncIteration at the end, and any exception from the iterator."""
         if self._item:
             return self._item.pop()
         self._task.result()
@@ -134,7 +134,7 @@ class ItemReader(Generic[T]):
     async def drop(self) -> None:
         """Stop reading and discard the task's result.
 
-        The traceback of an exception would otherwise keep the reader and its request alive, which may be megabytes.
+        An exception's traceback would otherwise keep the reader and its request, which may be megabytes, alive.
         """
         task = self._task
         task.cancel()
@@ -145,7 +145,7 @@ class ItemReader(Generic[T]):
 
 
 async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object, lost: type[ReplicaLost]) -> Any:
-    """Return the result of a method call. Raises as `read_replica` does."""
+    """Return the result of a method call. Raises the same errors as `read_replica`."""
     try:
         return await handle.options(method_name=method).remote(*arguments)
     except asyncio.CancelledError:
@@ -158,7 +158,7 @@ async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object,
 
 
 async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
-    """Return the results of a method on each running replica. Raises NotReady if a replica does not answer in time."""
+    """Return the results of a method from all running replicas. Raises NotReady if one does not respond in time."""
     try:
         results: list[Any] = await handle.broadcast(method, argument).results_async(timeout_s=_PEER_TIMEOUT_S)
     except (TimeoutError, RayActorError, RayTaskError, RpcError, DeploymentUnavailableError) as error:
@@ -167,9 +167,9 @@ async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: obje
 
 
 def from_ray_error(error: Exception, lost: type[ReplicaLost], finished: Rate) -> Exception:
-    """Return Talkray's error for an exception of Ray. An error raised by the method itself is returned unchanged."""
+    """Convert an exception from Ray to Talkray's error. An error raised by the method itself is returned unchanged."""
     if isinstance(error, BackPressureError):
-        queued = error.args[0]  # calls of this process that wait for a replica with capacity
+        queued = error.args[0]  # calls from this process waiting for a replica with capacity
         after_s = finished.retry_after_s(queued, time.monotonic())
         full = f"Every replica is at its limit ({queued} requests wait). More replicas raise the limit."
         return Overloaded(full, after_s)
@@ -183,11 +183,11 @@ def from_ray_error(error: Exception, lost: type[ReplicaLost], finished: Rate) ->
 
 
 class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray has no type annotations
-    """Request router that selects the replica with the fewest calls.
+    """Request router that selects the replica with the fewest ongoing calls.
 
     Serve's own router compares two random replicas. Both replicas are often busy while others are idle, which delays
-    the first frame. A retry may go to any node, because the replica on the caller's node may hang. Serve sends this
-    class by value.
+    the first frame. A retry may go to any node, because the replica on the caller's node may be hung. Serve sends
+    this class by value.
     """
 
     async def choose_replicas(
@@ -195,7 +195,7 @@ class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc] 
     ) -> list[list[RunningReplica]]:
         """Return one list of candidates. Serve selects the candidate with the shortest queue."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # else Serve polls without a pause while all are full
+            pending_request.routing_context.should_backoff = True  # else Serve polls without pausing while all are full
         if _was_asked_for(pending_request):
             return [_some(candidate_replicas, _MOST)]
         own, zone, elsewhere = self.rank_replicas_via_locality(candidate_replicas)

@@ -1,9 +1,9 @@
-"""Transfer of a text from the ingress to a talker while the client is still writing the text.
+"""Transfer of text from the ingress to a talker while the client is still writing it.
 
-Handles of Ray Serve cannot stream requests, so each talker reads the text over its own TCP connection. The talker sends
-the text's token and the number of characters that it already has. The ingress answers with the rest in parts, each
-preceded by its length, and an empty part at the end. The ingress keeps the text in the
-`MailboxServer` of the extension `live`, so another talker can read it again.
+Ray Serve handles cannot stream requests, so each talker reads the text over its own TCP connection. The talker sends
+the text's token and the number of characters that it already has. The ingress responds with the rest in parts, each
+preceded by its length, and ends with an empty part. The ingress keeps the text in the
+`MailboxServer` of the `live` extension, so that another talker can read it again.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from deployments.protocol import Mailbox
 
 logger = logging.getLogger(__name__)
 
-LENGTH = struct.Struct(">I")  # of a part
+LENGTH = struct.Struct(">I")  # length of a part
 _CONNECT_S = 2.0
-_DELAYS_S = (0.05, 0.2, 1.0)  # before each further attempt; a received part resets them
+_DELAYS_S = (0.05, 0.2, 1.0)  # delays before further attempts; they start over once a part is received
 
 
 async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
-    """Yield the parts of a text as the client writes them, until its end. Reconnects after a broken connection.
+    """Yield the parts of a text as the client writes them, until the text ends. Reconnects if the connection breaks.
 
     Raises TalkerLost if the ingress is unreachable, because another talker may be able to reach it.
     """

@@ -1,7 +1,7 @@
-"""Prometheus metrics of Talkray, and functions that record several metrics at once.
+"""Talkray's Prometheus metrics, and functions that record several of them at once.
 
-Each replica process installs Ray's recorder once (`ray_metrics.py`). Without a recorder, records are dropped. Tests
-have no recorder, and the talker's engine process sends its values to the replica instead (`Produced`).
+Each replica process installs Ray's recorder once (`ray_metrics.py`). If there is none, records are dropped. Tests have
+no recorder, and the talker's engine process sends its values to the replica instead (`Produced`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +21,8 @@ MODEL = "model"
 class Instrument:
     """One Prometheus metric: a histogram if it has boundaries, a counter if it ends in `_total`, else a gauge.
 
-    `record` takes a value and the tags as keywords. Each metric also has the tag MODEL, which is empty with a single
-    model. A replica of one of several models sets the tag when it installs Ray's instruments.
+    `record` takes a value, and tags as keywords. Each metric also has the tag MODEL, which is empty for a single
+    model. If there are several models, a replica sets it when it installs Ray's instruments.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ _REFUSED_AT_THE_DOOR = ("key", "client", "uploads", "whole", "invalid_api_key", 
 
 
 def zeros(pool: str, models: Sequence[str]) -> Iterator[tuple[Instrument, dict[str, str]]]:
-    """Yield the counters that replicas of a pool increment, with their tags, to initialize them with zero.
+    """Yield the counters that a pool's replicas increment, with their tags, so that they can be initialized to zero.
 
-    Prometheus misses an increase if the first value of a series is not zero, and panels of missing series are empty.
+    Prometheus misses an increase if a series does not start at zero, and panels for missing series are empty.
     """
     for model in models if pool == "ingress" else ():
         of = {MODEL: model}
@@ -141,7 +141,7 @@ def zeros(pool: str, models: Sequence[str]) -> Iterator[tuple[Instrument, dict[s
 
 
 def audio(audio_s: float, *, late_s: float, model: str = "") -> None:
-    """Record a chunk that is sent now. `late_s` is the time since its listener's player ran dry, 0.0 if in time."""
+    """Record a chunk that is sent now. `late_s` is the time since the listener's player ran dry, 0.0 if on time."""
     LATENESS.record(late_s, model=model)
     if late_s:
         UNDERRUNS.record(1, model=model)
@@ -166,7 +166,7 @@ def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting
 
 
 def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) -> None:
-    """Record one decode call, and the tasks that wait during the call."""
+    """Record one decode call, and the tasks waiting during the call."""
     STEP.record(call_s, pool="codec")
     BATCH.record(batch_size, pool="codec")
     QUEUE.record(waiting, pool="codec")
@@ -174,6 +174,6 @@ def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) ->
 
 
 def references(wanted: str, lookups: Lookups) -> None:
-    """Record cache lookups of reference recordings."""
+    """Record cache lookups for reference recordings."""
     RECORDINGS.record(lookups.hits, wanted=wanted, known="yes")
     RECORDINGS.record(lookups.misses, wanted=wanted, known="no")

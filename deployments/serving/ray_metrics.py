@@ -1,8 +1,8 @@
-"""Recorders that pass the metrics of `metrics.py` to Ray.
+"""Recorders that pass the metrics in `metrics.py` to Ray.
 
 Ray's metrics agent on each node exports the metrics of all processes there. The agent prefixes each name with `ray_`
-and adds the tag `WorkerId`, which distinguishes replicas. Recording through Ray takes 3 microseconds, and up to 95 in a
-process that was idle. A separate thread calls Ray shortly afterwards, so streams never wait for Ray.
+and adds the tag `WorkerId`, which distinguishes replicas. Recording through Ray takes 3 microseconds, or up to 95 if
+the process was idle. A separate thread calls Ray shortly afterwards, so streams never wait for Ray.
 """
 
 import logging
@@ -19,14 +19,14 @@ from deployments.serving import metrics
 logger = logging.getLogger(__name__)
 
 _HAND_ON_S = 0.05
-# Ray's agent drops a gauge that is not set during two reports. Reports are ten seconds apart.
+# Ray's agent drops a gauge that is not set for two reports in a row. Reports are ten seconds apart.
 _REPEAT_S = 5.0
 
 Record = Callable[[float, dict[str, str]], None]
 
 
 class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no type annotations here
-    """Gauge that sets its last values again every _REPEAT_S, so they stay exported while the process lives."""
+    """Gauge that repeats its last values every _REPEAT_S, so that they stay exported while the process is alive."""
 
     def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
         super().__init__(name, description, tag_keys)
@@ -43,14 +43,14 @@ class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no type annotati
 
 
 class Recorder:
-    """Queue of recorded values, which a separate thread passes to Ray in order."""
+    """Queue of recorded values that a separate thread passes to Ray in order."""
 
     def __init__(self) -> None:
         self.gauges: list[LastingGauge] = []
         self._records = queue.SimpleQueue[tuple[Record, float, dict[str, str]]]()
 
     def of(self, record: Record, known: dict[str, str]) -> Callable[..., None]:
-        """Return the `record` function of an instrument. `known` holds the default model tag of this process."""
+        """Return the `record` function of an instrument. `known` holds this process's default model tag."""
 
         def keep(value: float, **tags: str) -> None:
             self._records.put((record, value, known | tags if tags.get(metrics.MODEL) else tags | known))
@@ -58,7 +58,7 @@ class Recorder:
         return keep
 
     def deliver(self) -> None:
-        """Pass all queued records to Ray. Only one thread may call this method."""
+        """Pass all queued records to Ray. Must be called from only one thread."""
         while not self._records.empty():
             record, value, tags = self._records.get()
             try:
@@ -84,10 +84,10 @@ def _count(counter: ray.Counter, value: float, tags: dict[str, str]) -> None:
 
 @cache
 def install(model: str = "", *, pool: str | None = None, models: tuple[str, ...] = ("",)) -> Recorder:
-    """Export the metrics of this process through Ray. A replica's constructor calls this function first.
+    """Export this process's metrics through Ray. Called first in a replica's constructor.
 
-    `model` is the name of one of several models. The counters of `pool` start at zero; an ingress has one counter for
-    each of `models`.
+    `model` is the model's name if there are several. The counters for `pool` start at zero; an ingress has one counter
+    for each of `models`.
     """
     recorder, counters = Recorder(), {}
     for instrument in metrics.INSTRUMENTS:

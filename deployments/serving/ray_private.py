@@ -1,7 +1,7 @@
-"""Access to private interfaces of Ray.
+"""Access to Ray's private interfaces.
 
-All code here was checked against the source of Ray `CHECKED_WITH`. A test fails with any other version. Check this
-module before you change the version.
+All code here has been checked against the source code of Ray version `CHECKED_WITH`. A test fails with any other
+version. Review this module before you change the version.
 """
 
 import time
@@ -29,22 +29,22 @@ from deployments.errors import StartError
 
 CHECKED_WITH = "2.60.0"
 
-PROXY = "proxy"  # key of Serve's proxies in `count_deaths`
+PROXY = "proxy"  # key for Serve's proxies in `count_deaths`
 _POLL_S = 0.25
-_NOTES = b"talkray"  # namespace of keys in the control store
+_NOTES = b"talkray"  # namespace for keys in the control store
 _PROXY_ACTOR, _REPLICA_ACTOR = "SERVE_PROXY_ACTOR", "SERVE_REPLICA"
-# Actors that Serve stops have a different reason.
+# Actors stopped by Serve have a different reason.
 _UNINTENDED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIED)
 
 
 def proxy_host() -> str | None:
-    """Return the address on which Serve's proxies listen; None means every address."""
+    """Return the address that Serve's proxies listen on; None means all addresses."""
     host: str | None = _get_global_client().http_config.host
     return host
 
 
 def give_uvicorn(**settings: Any) -> None:
-    """Set options of the uvicorn server that Serve starts after this replica's constructor. Serve passes none."""
+    """Set options for the uvicorn server that Serve starts after this replica's constructor. Serve sets none itself."""
     uvicorn.Config.__init__ = partialmethod(uvicorn.Config.__init__, **settings)  # type: ignore[assignment, method-assign]
 
 
@@ -54,14 +54,14 @@ _TAKING_REQUESTS = ("RUNNING", "RECOVERING", "PENDING_MIGRATION")
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Replica counts of one deployment."""
+    """Replica counts for one deployment."""
 
     wanted: int  # includes replicas that are starting, excludes replicas that are stopping
     running: tuple[str, ...]  # actor ids of replicas that accept requests
 
     @classmethod
     def of(cls, replicas: Iterable[Mapping[str, Any]]) -> Self:
-        """Return the pool for Serve's replica details. A replica that was just requested has no actor id yet."""
+        """Return the pool described by Serve's replica details. A newly requested replica has no actor id yet."""
         states = [(_name(replica["state"]), replica.get("actor_id")) for replica in replicas]
         running = tuple(actor for state, actor in states if state in _TAKING_REQUESTS and actor)
         return cls(sum(state != "STOPPING" for state, _ in states), running)
@@ -72,7 +72,7 @@ def _name(state: Any) -> str:
 
 
 def pools(app_name: str) -> dict[str, Pool]:
-    """Return the replicas of each deployment. The controller learns of a death only at the next health check.
+    """Return the replicas of each deployment. The controller notices a death only at the next health check.
 
     `serve.status()` would validate all details again with pydantic, which blocks this process for 20 to 40 ms.
     """
@@ -86,17 +86,17 @@ def num_nodes() -> int:
 
 
 def num_dead_nodes() -> int:
-    """Return the number of nodes that the cluster has lost since its start."""
+    """Return the number of nodes that the cluster has lost since it started."""
     return sum(not node["Alive"] for node in ray.nodes())
 
 
 def is_alive(actor_id: str) -> bool:
-    """Return whether the control store lists the actor as alive. The control store learns of a death immediately."""
+    """Return whether the control store lists the actor as alive. The control store notices a death immediately."""
     return bool(ray._private.state.actors(actor_id).get("State") == "ALIVE")
 
 
 def put_note(key: str, note: bytes) -> None:
-    """Store a note for all processes of the cluster in the control store, replacing the previous note under `key`."""
+    """Store a note in the control store for all processes in the cluster, replacing any previous note under `key`."""
     internal_kv._internal_kv_put(key, note, overwrite=True, namespace=_NOTES)
 
 
@@ -107,7 +107,7 @@ def get_note(key: str) -> bytes | None:
 
 
 _starting: list[Node] = []
-# Ports of Ray's agents. If Ray chooses a port itself, the raylet exits unless the agent reports the port within 15 s.
+# Ports for Ray's agents. If Ray chooses a port itself, the raylet exits unless the agent reports it within 15 s.
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
@@ -123,7 +123,7 @@ def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
         _starting.append(started)
         for name, port in zip(AGENT_PORTS, agent_ports, strict=True):
             setattr(started._ray_params, name, port)
-            persist_port(started._session_dir, started._node_id, name, port)  # the agent writes the same value later
+            persist_port(started._session_dir, started._node_id, name, port)  # the agent later writes the same value
         start(started)
 
     def patient(ask: Callable[..., Any], **short: int) -> Callable[..., Any]:
@@ -132,7 +132,7 @@ def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
             while True:
                 try:
                     return ask(*which, **limits | short)
-                except RuntimeError as error:  # the part is not registered yet, or the control store does not answer
+                except RuntimeError as error:  # the part is not registered yet, or the control store does not respond
                     if time.monotonic() > until_s:
                         raise StartError(f"Ray did not start within {patience_s:.0f} s: {error}") from error
                     time.sleep(_POLL_S)
@@ -141,13 +141,13 @@ def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
 
     Node.start_head_processes = remembered
     services.get_node = patient(services.get_node)
-    # `wait_for_persisted_port` blocks all other threads while it waits, so it waits briefly and repeatedly.
+    # `wait_for_persisted_port` blocks all other threads while waiting, so it is called repeatedly with short waits.
     node.wait_for_persisted_port = patient(node.wait_for_persisted_port, timeout_ms=100)
     api.HTTP_PROXY_TIMEOUT = client.HTTP_PROXY_TIMEOUT = patience_s
 
 
 def ended_part(names: Iterable[str]) -> str | None:
-    """Describe the first of the named Ray processes of this node that has ended; None while all are running."""
+    """Describe the first of the named Ray processes on this node that has ended; None while all are running."""
     nodes = [*_starting, ray._private.worker._global_node]
     started = dict(next((node.all_processes for node in nodes if node is not None), {}))
     for name in names:
@@ -162,7 +162,7 @@ def ended_part(names: Iterable[str]) -> str | None:
 def count_deaths(app_name: str) -> Counter[str]:
     """Count replicas by deployment, and proxies under PROXY, that ended unexpectedly since Ray started.
 
-    Queries the control store for all dead actors, which may be a long list.
+    Queries the control store for the list of all dead actors, which may be long.
     """
     return deaths(ray._private.state.actors(actor_state_name="DEAD").values(), app_name)
 
@@ -187,7 +187,7 @@ def _deployment(actor_name: str, app_name: str) -> str | None:
 
 
 def this_replica() -> Any:
-    """Return Serve's wrapper object of this replica; None outside a replica."""
+    """Return Serve's wrapper object for this replica; None outside a replica."""
     try:
         serve.get_replica_context()
     except RayServeException:
@@ -197,7 +197,7 @@ def this_replica() -> Any:
 
 
 def replica_name() -> str:
-    """Return DEPLOYMENT#ID, as in the names of Serve's log files; an empty string outside a replica."""
+    """Return DEPLOYMENT#ID, as used in Serve's log file names; an empty string outside a replica."""
     try:
         context = serve.get_replica_context()
     except RayServeException:
@@ -206,11 +206,11 @@ def replica_name() -> str:
 
 
 def log_folder() -> Path:
-    """Return the folder of this node's Serve logs, which Ray's dashboard displays."""
+    """Return the folder with this node's Serve logs, which Ray's dashboard displays."""
     return Path(get_serve_logs_dir())
 
 
 def is_stopping(replica: Any) -> bool:
-    """Return whether Serve is stopping `replica`. Serve neither calls user code nor sets an event when it stops one."""
+    """Return whether Serve is stopping `replica`. Serve gives user code no other signal when stopping one."""
     stopping: bool = replica._shutting_down
     return stopping

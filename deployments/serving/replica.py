@@ -1,7 +1,7 @@
-"""Common behavior of replicas: they send heartbeats, hand over their streams, and exit when they are broken.
+"""Behavior common to all replicas: they send heartbeats, hand over their streams, and exit when broken.
 
-When Serve 2.60 stops a replica, it does not notify user code, but waits at most two minutes for the streams. Serve
-stops replicas at a scale-down, at a redeploy, and on a node being drained (a spot notice, `ray drain-node`).
+When Serve 2.60 stops a replica, it does not notify user code, but waits up to two minutes for its streams. Serve
+stops replicas when scaling down or redeploying, and when a node is drained (a spot notice, `ray drain-node`).
 """
 
 import asyncio
@@ -23,20 +23,20 @@ from deployments.serving.handles import ItemReader
 
 logger = logging.getLogger(__name__)
 
-_HEARTBEAT_S = 0.5  # interval without a chunk
+_HEARTBEAT_S = 0.5  # longest interval without a chunk
 _POLL_S = 0.25
-_LAST_WORDS_S = 0.25  # time for the errors of a broken replica to reach its callers
+_LAST_WORDS_S = 0.25  # time for a broken replica's errors to reach its callers
 
-# Errors with which a replica rejects a request. They are not failures of the replica.
+# Errors that a replica rejects requests with. They are not failures of the replica.
 _REFUSALS = (InvalidRequest, Moved, NotReady, Overloaded)
 
 C = TypeVar("C", FrameChunk, PcmChunk)
 
 
 def is_failure(record: logging.LogRecord) -> bool:
-    """Return False for tracebacks of rejected requests, to filter Serve's log.
+    """Return False for tracebacks of rejected requests, to filter them out of Serve's log.
 
-    Serve logs a traceback for each call that raises, and an overload causes hundreds of rejections.
+    Serve logs a traceback for each call that raises an error, and an overload causes hundreds of rejections.
     """
     return record.exc_info is None or not isinstance(record.exc_info[1], _REFUSALS)
 
@@ -45,7 +45,7 @@ class Replica:
     """Health checks and streams of one replica. Outside Serve, a replica is never stopped and never exits."""
 
     def __init__(self, lost: type[ReplicaLost], failure: Callable[[], str | None]) -> None:
-        """Create it with `failure`, which returns why the replica cannot recover, or None. `lost` ends its streams."""
+        """`failure` returns why the replica cannot recover, or None. `lost` is the error that ends its streams."""
         if ray_private.this_replica() is not None:
             freeze_loaded()
         self._lost, self._failure = lost, failure
@@ -63,7 +63,7 @@ class Replica:
             raise self._lost(reason)
 
     def check(self) -> None:
-        """Raise `lost` if this replica is broken, or Moved if Serve stops this replica while another one runs."""
+        """Raise `lost` if this replica is broken, or Moved if Serve is stopping it while another one is running."""
         self.check_health()
         self._noticing = self._noticing or asyncio.create_task(self._notice())
         if self._is_leaving:
@@ -74,7 +74,7 @@ class Replica:
     ) -> AsyncGenerator[C, None]:
         """Yield `chunks` with heartbeats: one at the start, and one after each _HEARTBEAT_S without a chunk.
 
-        Adds a mark for `stage` to chunks with marks, and this replica's name to the first trail. Raises as `check`.
+        Adds a mark for `stage` to chunks with marks, and this replica's name to the first trail. Raises like `check`.
         """
         name = self._name
         async with aclosing(chunks):
@@ -106,15 +106,15 @@ class Replica:
         while not ray_private.is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
             await asyncio.sleep(_POLL_S)
         while not await asyncio.to_thread(_others_run):  # noqa: ASYNC110, Serve has no event for this either
-            await asyncio.sleep(_POLL_S)  # the only replica keeps serving its streams until Serve stops it
+            await asyncio.sleep(_POLL_S)  # the only replica serves its streams until Serve ends it
         logger.warning("Serve is stopping this replica: its streams continue on other replicas")
         self._is_leaving = True
 
 
 async def _end_process(reason: str) -> None:
-    """Exit the process of a broken replica, so Serve replaces it. Does nothing outside Serve.
+    """Exit a broken replica's process so that Serve replaces it. Does nothing outside Serve.
 
-    A router would send most requests to a broken replica, because a replica that fails quickly has the fewest calls.
+    A router would send most requests to it, because a replica that fails quickly has the fewest ongoing calls.
     """
     if ray_private.this_replica() is None:
         return
@@ -124,7 +124,7 @@ async def _end_process(reason: str) -> None:
 
 
 def _others_run() -> bool:
-    """Return whether this deployment has other running replicas. Serve does not count a replica that is stopping."""
+    """Return whether this deployment has other running replicas. Serve does not count one that is stopping."""
     context = serve.get_replica_context()
     application = serve.status().applications.get(context.app_name)
     deployment = application.deployments.get(context.deployment) if application else None

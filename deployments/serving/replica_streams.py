@@ -1,8 +1,8 @@
-"""Streams of frames and audio of one segment that survive the loss of replicas.
+"""Streams of a segment's frames or audio that survive the loss of replicas.
 
 The ingress reads `with_failover(TalkerAudio(...))` or `with_failover(CodecAudio(...))`. A codec replica reads
-`with_failover(AllFrames(...))`. `ask` calls a replica, and `receive` handles each of its chunks. After the loss of a
-replica, the next `ask` continues after the received codes.
+`with_failover(AllFrames(...))`. `ask` calls a replica, and `receive` handles each of its chunks. After a replica
+is lost, the next `ask` continues after the codes already received.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -34,7 +34,7 @@ Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
 
 
 class TalkerStream(ReplicaStream[FrameChunk, Given]):
-    """Stream of frames from talkers. Each call requests the frames that have not arrived yet."""
+    """Stream of frames from talkers. Each call requests the frames that have not yet arrived."""
 
     def __init__(self, generate: Generate, request: SynthesisRequest, frame_samples: int) -> None:
         super().__init__(request.request_id, TalkerLost, is_background=request.background)
@@ -54,7 +54,7 @@ class TalkerStream(ReplicaStream[FrameChunk, Given]):
 
 
 class AllFrames(TalkerStream[FrameChunk]):
-    """Stream of all frames after the request's prefix, without changes."""
+    """Stream of all frames after the request's prefix, unchanged."""
 
     def receive(self, chunk: FrameChunk) -> FrameChunk:
         self._collect(chunk)
@@ -62,7 +62,7 @@ class AllFrames(TalkerStream[FrameChunk]):
 
 
 class TalkerAudio(TalkerStream[PcmChunk]):
-    """Audio of one segment, decoded by talkers. `receive` raises EngineError if audio is missing at the end."""
+    """Audio for one segment, decoded by talkers. `receive` raises EngineError if audio is missing at the end."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class TalkerAudio(TalkerStream[PcmChunk]):
 
 
 class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
-    """Audio of one segment, decoded by codec replicas, which call the talkers."""
+    """Audio for one segment, decoded by codec replicas, which call the talkers."""
 
     def __init__(
         self,
@@ -123,10 +123,10 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
 
 
 class PendingFrames:
-    """Frames of one stream that have arrived but not been taken. Talkers may have decoded the first of them."""
+    """A stream's frames that have arrived but have not been taken. Talkers may have decoded the first of them."""
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
-        """Start with the frames `first`, which precede those of the chunks."""
+        """Start with the frames `first`, which precede those in the chunks."""
         self._frame_bytes = 2 * frame_samples
         self._frames: list[Frame] = [] if first is None else list(first)
         self._num_code_groups = 0
@@ -139,7 +139,7 @@ class PendingFrames:
         self.finish_reason: FinishReason | None = None
 
     def add(self, chunk: FrameChunk) -> None:
-        """Add a chunk. The audio of a chunk may belong to earlier codes."""
+        """Add a chunk. Its audio may belong to earlier codes."""
         self._frames.extend(chunk.codes)
         self._pcm += chunk.pcm
         if chunk.marks:
@@ -161,19 +161,19 @@ class PendingFrames:
         return None if self._frames else self.finish_reason
 
     def take(self, count: int) -> Codes:
-        """Remove and return at most `count` frames, [frames, num_code_groups]."""
+        """Remove and return up to `count` frames, [frames, num_code_groups]."""
         taken = self._frames[:count]
         del self._frames[:count]
         return np.stack(taken) if taken else np.zeros((0, self._num_code_groups), dtype=np.int16)
 
     def take_audio(self) -> tuple[Codes, Pcm]:
-        """Remove and return the talker's audio since the last call, with its frames."""
+        """Remove and return the talker's audio received since the last call, with its frames."""
         pcm = bytes(self._pcm)
         self._pcm.clear()
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
     def take_extras(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None, Marks]:
-        """Remove and return marks, readings, clone prompt and trail received since the last call."""
+        """Remove and return the marks, readings, clone prompt and trail received since the last call."""
         news = self._marks, self._readings, self._clone_prompt, self._trail
         self._marks, self._readings, self._clone_prompt, self._trail = (), (), None, ()
         return news
@@ -183,9 +183,9 @@ class PendingFrames:
 
 
 class OutgoingAudio:
-    """Producer of the PcmChunks of one stream. Removes the leading silence and counts the samples.
+    """Producer of a stream's PcmChunks. Removes leading silence and counts samples.
 
-    If the talker missed the end of the speech, the producer ends the stream.
+    If the talker misses the end of the speech, the producer ends the stream.
     """
 
     def __init__(
@@ -196,9 +196,9 @@ class OutgoingAudio:
         *,
         position: int = 0,
     ) -> None:
-        """Start after `position` samples that were delivered before."""
+        """Resume after the first `position` samples, which have already been delivered."""
         self._frames, self._silence, self._guard = frames, silence, guard
-        self._position = position  # of the next sample, including the leading silence
+        self._position = position  # position of the next sample, including leading silence
         self._delivered = position  # as in chunks: includes leading silence only after the first sound
 
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:

@@ -1,4 +1,4 @@
-"""Detection of hung threads. On a busy machine a thread may also wait seconds for a processor without being hung."""
+"""Detection of hung threads. On a busy machine, a thread may wait seconds for a processor without being hung."""
 
 import contextlib
 import threading
@@ -9,7 +9,7 @@ _RUNNABLE = "R"
 
 
 def is_runnable(process: int | str, thread: int) -> bool:
-    """Return whether a thread runs or waits for a processor; False if it has ended. `process` may be "self"."""
+    """Return whether a thread is running or waiting for a processor; False if it has ended. `process` may be "self"."""
     with contextlib.suppress(OSError):
         return _state(Path(f"/proc/{process}/task/{thread}/stat")) == _RUNNABLE
     return False
@@ -22,17 +22,17 @@ def any_runnable(process: int) -> bool:
 
 
 class ThreadWork:
-    """Activity monitor, called by other threads, of the constructing thread or of the only thread of `process`."""
+    """Activity monitor for the constructing thread, or for the only thread of `process`. Called by other threads."""
 
     def __init__(self, process: int | None = None) -> None:
         self._process, self._thread = process or "self", process or threading.get_native_id()
         own_clock = time.pthread_getcpuclockid(threading.get_ident())
-        self._clock = own_clock if process is None else ~process << 3 | 2  # as clock_getcpuclockid(3) computes it
+        self._clock = own_clock if process is None else ~process << 3 | 2  # computed as in clock_getcpuclockid(3)
         self._worked_s = -1.0
         self._seen_working_s = time.monotonic()
 
     def idle_s(self, now_s: float) -> float:
-        """Return the seconds since a call of this method last saw the thread use or wait for a processor.
+        """Return the seconds since a call to this method last saw the thread using or waiting for a processor.
 
         Raises OSError if the thread has ended.
         """
@@ -44,4 +44,4 @@ class ThreadWork:
 
 
 def _state(stat: Path) -> str:
-    return stat.read_text().rpartition(")")[2].split()[0]  # the name in parentheses may contain any character
+    return stat.read_text().rpartition(")")[2].split()[0]  # the parenthesized name may contain any character

@@ -1,1 +1,1 @@
-"""Talker, which converts text to codec frames on a GPU or a CPU."""
+"""The talker, which converts text to codec frames on a GPU or a CPU."""

@@ -19,7 +19,7 @@ from deployments.talker.process.engine_client import EngineClient
 
 
 class StartNotes:
-    """Writer of this replica's start progress to the cluster's control store. Does nothing outside Serve."""
+    """Writes this replica's startup progress to the cluster's control store. Does nothing outside Serve."""
 
     def __init__(self) -> None:
         self._key: str | None = None
@@ -51,7 +51,7 @@ class StartNotes:
 
 
 class TalkerReplica:
-    """One replica of a talker pool, which is ready after its engine process has loaded the model and warmed up."""
+    """One replica of a talker pool. It is ready once its engine process has loaded the model and warmed up."""
 
     def __init__(self, model: str, config: TalkerConfig, name: str = "", *, makes_audio: bool) -> None:
         """Start the engine. `name` labels metrics if there are several models. See `EngineClient` for `makes_audio`."""
@@ -73,15 +73,15 @@ class TalkerReplica:
         Raises InvalidRequest or Overloaded, and TalkerLost or Moved if another talker should continue.
         """
         request = with_mark(request, "to-talker")
-        # This coroutine returns an async generator instead of being one, because another generator between Serve and
-        # the chunks would cost time for each chunk.
+        # This coroutine returns an async generator instead of being one, because an extra generator between Serve and
+        # the chunks would add time to each chunk.
         return self._replica.with_heartbeats(self._engine.submit(request), self._heartbeat, "from-engine")
 
     async def describe(self) -> ModelInfo:
         return self._engine.info
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop cached results of stored voices (`ByRecording.forget`). Returns the number of dropped results."""
+        """Drop cached results for stored voices (`ByRecording.forget`). Returns the number of results dropped."""
         return await self._engine.forget(voices)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -91,9 +91,9 @@ class TalkerReplica:
         return asdict(TalkerRecord(*numbers, background=float(load.num_background)))
 
     async def check_health(self) -> None:
-        """Raise an error to make Serve replace the replica, because a dead engine cannot be restarted in place."""
+        """Raise an error so that Serve replaces the replica, because a dead engine cannot be restarted in place."""
         self._replica.check_health()
-        if self._watches_idleness:  # also for a replica that has had no requests yet
+        if self._watches_idleness:  # also if the replica has not had any requests yet
             await self._engine.attach()
 
     def __del__(self) -> None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def tensor_files(directory: Path) -> dict[str, Path]:
-    """Return the file of each tensor of the checkpoint in `directory`, by the tensor's name."""
+    """Return the file that contains each tensor of the checkpoint in `directory`, by tensor name."""
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.is_file():
         with _opened(single) as file:
@@ -45,7 +45,7 @@ def read_tensors(directory: Path, prefix: str = "", *, device: torch.device | st
 
 
 class _NoDraws(TorchFunctionMode):
-    """Skip random initialization of embeddings, because drawing on the meta device imports a thousand modules."""
+    """Skips random initialization of embeddings, because drawing on the meta device imports a thousand modules."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -91,7 +91,7 @@ def read_strict(
     """Read the tensors under `prefix` and check that their names, without the prefix, and shapes match `shapes`.
 
     Raises CheckpointError with the name of each missing, unexpected or wrongly shaped tensor before any weight is read.
-    `ignore` holds shell patterns of names that may be missing or unexpected.
+    `ignore` holds shell patterns for names that may be missing or unexpected.
     """
     problems = list(_differences(shapes, read_shapes(directory, prefix), ignore))
     if problems:

@@ -1,4 +1,4 @@
-"""Description of a checkpoint from its small files. Needs neither torch nor running replicas."""
+"""Description of a checkpoint based on its small files. Requires neither torch nor running replicas."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,19 +23,19 @@ from deployments.weights.store import (
 )
 
 _PIECE = 1 << 20
-_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # blocks of a file that the fingerprint hashes
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # blocks per file that the fingerprint hashes
 _ROWS_A_CHAR = 1.5  # in the prompt and as frames; a slow voice speaks twelve characters per second
 _RELEASED = "12 Hz, released"
-# File next to a checkpoint with facts that Talkray has determined. Its values override those of the section `talkray`
-# in config.json.
+# File next to a checkpoint that holds facts determined by Talkray. Its values override those in the `talkray` section
+# of config.json.
 OWN_FACTS = "talkray.json"
 
 
 @dataclass(frozen=True, slots=True)
 class TextNeeds:
-    """Form in which a checkpoint needs its text: Talkray's own section of `config.json`."""
+    """How a checkpoint needs its text prepared: Talkray's own section of `config.json`."""
 
-    spoken_form: Literal["english"] | None = None  # language in which text is normalized to spoken words
+    spoken_form: Literal["english"] | None = None  # language whose rules normalize text to spoken words
     follows_instructions: Annotated[bool, Field(strict=True)] = False  # applies to voices with a spoken form
     max_segment_chars: Annotated[int, Field(ge=1, strict=True)] = 1000
     alignment_head: tuple[int, int] | None = None  # layer and head of the talker whose attention follows the text
@@ -43,7 +43,7 @@ class TextNeeds:
 
 
 def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | None:
-    """Return the facts that the talkers of a checkpoint would report, except for a GPU's decoding precision.
+    """Return the facts that a checkpoint's talkers would report, except for a GPU's decoding precision.
 
     Returns None if the checkpoint is not on this machine. Raises CheckpointError if its files are invalid.
     """
@@ -52,7 +52,7 @@ def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | N
 
 
 def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
-    """Return the facts of the checkpoint in `directory` under the given `name`. Raises CheckpointError if invalid."""
+    """Return the facts about the checkpoint in `directory`, named `name`. Raises CheckpointError if it is invalid."""
     top, codec = read_json(directory / "config.json"), read_json(directory / "speech_tokenizer" / "config.json")
     needs = as_config(TextNeeds, own_facts(directory, top), directory / "config.json")
     try:
@@ -64,7 +64,7 @@ def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool)
 
 
 def own_facts(directory: Path, top: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Talkray's own section of a checkpoint whose config.json holds `top`. Raises CheckpointError."""
+    """Return Talkray's own section for a checkpoint whose config.json contains `top`. Raises CheckpointError."""
     file = directory / OWN_FACTS
     return {**(top.get("talkray") or {}), **(read_json(file) if file.exists() else {})}
 
@@ -88,7 +88,7 @@ def _info(top: Any, codec: Any, needs: TextNeeds, config: TalkerConfig, *, on_gp
     kind = ModelKind(top["tts_model_type"])
     talker = top["talker_config"]
     # The official package ignores instructions for clones and for the small CustomVoice model. A voice with a spoken
-    # form accepts instructions only if its files contain `follows_instructions`.
+    # form accepts instructions only if its files set `follows_instructions`.
     is_small = kind is ModelKind.CUSTOM_VOICE and top.get("tts_model_size") == "0b6"
     only_reads = needs.spoken_form is not None and not needs.follows_instructions
     return ModelInfo(
@@ -114,7 +114,7 @@ def _names(table: Mapping[str, object] | None) -> tuple[str, ...]:
 
 
 def speakers(model: str) -> tuple[str, ...] | None:
-    """Return the voices of a checkpoint in lower case; None if the checkpoint is not on this machine."""
+    """Return a checkpoint's voices in lower case; None if the checkpoint is not on this machine."""
     directory = found(model)
     if directory is None:
         return None
@@ -122,7 +122,7 @@ def speakers(model: str) -> tuple[str, ...] | None:
 
 
 def clones(model: str) -> bool:
-    """Return whether the model clones recordings, judged by its name if the checkpoint is not on this machine."""
+    """Return whether the model clones voices, judging by its name if the checkpoint is not on this machine."""
     directory = found(model)
     if directory is None:
         return model.lower().endswith("-base")
@@ -130,13 +130,13 @@ def clones(model: str) -> bool:
 
 
 def encodes(directory: Path) -> bool:
-    """Return whether the checkpoint in `directory` clones recordings and its codec encodes them."""
+    """Return whether the checkpoint in `directory` clones voices and has a codec that encodes recordings."""
     config = read_json(directory / "config.json")
     return config["tts_model_type"] == ModelKind.BASE and not own_facts(directory, config).get("clones_by_vector")
 
 
 def tokenizer_of(model: str) -> str:
-    """Return a value that is equal for models with the same speech tokenizer, which can share a codec pool.
+    """Return a value that is the same for all models with the same speech tokenizer, which can share a codec pool.
 
     All released models have the same tokenizer. Other models are compared by their files, or by their names if the
     files are not on this machine.

@@ -1,6 +1,6 @@
-"""Checkpoint downloads from the Hugging Face hub, and error messages for failed downloads.
+"""Checkpoint downloads from the Hugging Face Hub, and error messages for failed downloads.
 
-The hub's library takes half a second to import, so it is imported where it is needed.
+The hub library takes half a second to import, so it is imported only where it is needed.
 """
 
 import difflib
@@ -28,7 +28,7 @@ from deployments.weights.store import (
 
 _HUB_S = 2.0
 _ATTEMPTS = 5
-# Format of the download progress of tqdm, and the interval of its lines in seconds
+# Format of tqdm's download progress, and the interval between its lines in seconds
 _LINE = "{n_fmt}B of {total_fmt}B, {rate_fmt}, {remaining} left"
 _LINE_S = 2.0
 _REFUSALS = {
@@ -41,7 +41,7 @@ _REFUSALS = {
 def ask_hub(name: str) -> None:
     """Raise CheckpointError unless the Hugging Face hub confirms within two seconds that repository `name` exists."""
     answers: queue.Queue[OSError | None] = queue.Queue()
-    # Run the request in a thread, because timeouts do not limit the DNS lookup of the hub's address.
+    # Run the request in a thread, because timeouts do not apply to the DNS lookup of the hub's address.
     threading.Thread(target=lambda: answers.put(_asked(name)), daemon=True).start()
     try:
         error = answers.get(timeout=_HUB_S)
@@ -69,7 +69,7 @@ def _asked(name: str) -> OSError | None:
 
 
 def download(name: str, report: Report) -> Path:
-    """Download repository `name` with the hub's client, verify all hashes, and return its directory in the cache."""
+    """Download repository `name` with the hub client, verify all hashes, and return its directory in the cache."""
     import httpx2
 
     try:
@@ -113,7 +113,7 @@ def _fetch(name: str, report: Report) -> Path:
 
 
 def _progress_lines(name: str, report: Report) -> type:
-    """Return a progress bar class for the hub's client that reports the downloaded bytes as lines."""
+    """Return a progress bar class for the hub client that reports downloaded bytes as lines."""
     from tqdm import tqdm
 
     class Lines(tqdm):  # type: ignore[misc,type-arg,unused-ignore]

@@ -1,4 +1,4 @@
-"""Resolution of a model's name to a checkpoint directory: a local folder, the Hugging Face hub, or the embedded voice.
+"""Resolves a model name to a checkpoint directory: a local folder, the Hugging Face Hub, or the embedded voice.
 
 This module does not import torch, because the application uses it to resolve `auto`. Importing the hub's library takes
 half a second, so only functions that need the library import it.
@@ -34,14 +34,14 @@ _NEEDED = ("config.json", "vocab.json", "merges.txt", "speech_tokenizer/config.j
 _WEIGHTS = (".", "speech_tokenizer")
 FAMILY = {"config.json": "qwen3_tts", "speech_tokenizer/config.json": "qwen3_tts_tokenizer_12hz"}  # model_type of each
 ADAPTER = "adapter_config.json"
-_DOWNLOAD = "deployments.weights.hub:download"  # needed once for each checkpoint of the hub
+_DOWNLOAD = "deployments.weights.hub:download"  # needed once for each checkpoint from the hub
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A concrete model, and the reason for its selection."""
+    """A concrete model, and the reason why it was selected."""
 
     model: str
     reason: str
@@ -69,9 +69,9 @@ def resolve_auto(model: str, *, models_dir: Path | None, gpu: bool) -> ResolvedM
 def locate(model: str, *, report: Report | None = None) -> Path:
     """Return the directory of a complete checkpoint. `report` receives a line of download progress every two seconds.
 
-    `model` is a directory, "embedded", "embedded-base", or a Hugging Face name such as
+    `model` is a directory, "embedded", "embedded-base", or a Hugging Face model ID such as
     "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", which may be shortened to "1.7B-CustomVoice". A checkpoint that is not in
-    the Hugging Face cache is downloaded. Raises CheckpointError with the attempts made and the remedy.
+    the Hugging Face cache is downloaded. Raises CheckpointError, which lists what was tried and how to fix it.
     """
     if model in PACKED:
         return unpacked(model, cache_directory())
@@ -82,7 +82,7 @@ def locate(model: str, *, report: Report | None = None) -> Path:
 
 
 def find(model: str) -> Path | None:
-    """Return the result of `locate` without download or unpacking; None if either would be needed."""
+    """Return the result of `locate` without downloading or unpacking; None if either would be needed."""
     if model in PACKED:
         directory = place(model, cache_directory())
         return directory if directory.is_dir() else None
@@ -96,7 +96,7 @@ def find(model: str) -> Path | None:
 
 
 def found(model: str) -> Path | None:
-    """Return a folder with the small files of a checkpoint, or None if the checkpoint is not on this machine."""
+    """Return a folder with a checkpoint's small files, or None if the checkpoint is not on this machine."""
     try:
         return PACKED[model][-1] if model in PACKED else find(model)
     except CheckpointError:
@@ -104,9 +104,9 @@ def found(model: str) -> Path | None:
 
 
 def check_complete(directory: Path) -> Path:
-    """Return `directory` after checking that it contains a complete checkpoint of Qwen3-TTS.
+    """Return `directory` after checking that it contains a complete Qwen3-TTS checkpoint.
 
-    Raises CheckpointError with the other family or the missing files.
+    Raises CheckpointError, which names the missing files or the other model family.
     """
     if (directory / ADAPTER).is_file() and not (directory / "config.json").is_file():
         raise CheckpointError(unmerged(str(directory)))
@@ -140,7 +140,7 @@ def _shards(directory: Path) -> list[Path]:
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """Return the file of each tensor according to an index of shards. Raises CheckpointError for an invalid index."""
+    """Return each tensor's file according to a shard index. Raises CheckpointError if the index is invalid."""
     try:
         return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
@@ -148,7 +148,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def read_json(file: Path) -> Any:
-    """Return the content of a checkpoint's JSON file. Raises CheckpointError for a missing or invalid file."""
+    """Return the content of a checkpoint's JSON file. Raises CheckpointError if the file is missing or invalid."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def check_family(checkpoint: str, name: str, file: Path) -> None:
 
 
 def repository(model: str) -> str:
-    """Return the full Hugging Face name of `model`. Raises CheckpointError if the name is unknown."""
+    """Return the full Hugging Face ID of `model`. Raises CheckpointError if the name is unknown."""
     short = model.rsplit("/", 1)[-1].removeprefix("Qwen3-TTS-12Hz-")
     full_name = {name.lower(): full_name for name, full_name in REPOSITORIES.items()}.get(short.lower())
     if full_name is not None and model.removesuffix(short) in ("", "Qwen/", "Qwen/Qwen3-TTS-12Hz-", "Qwen3-TTS-12Hz-"):
@@ -223,7 +223,7 @@ def _cached(name: str) -> Path | None:
 
 
 def cache_directory() -> Path:
-    """Return TALKRAY_CACHE, or else a folder in the user's cache. Raises StartError if the user has no home folder."""
+    """Return TALKRAY_CACHE, or by default a folder in the user's cache. Raises StartError without a home folder."""
     named = os.environ.get("TALKRAY_CACHE")
     try:
         return Path(named) if named else Path.home() / ".cache" / "talkray"

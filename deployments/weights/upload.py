@@ -34,8 +34,8 @@ class _Part:
 def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[str, Tensor]:
     """Return the named tensors of each file on `device` in their stored dtype. Raises CheckpointError on a read error.
 
-    Several threads read into pinned memory while earlier parts are being copied. Page faults would limit one thread
-    that copies from a memory-mapped file, so the threads read with `preadv` instead.
+    Several threads read into pinned memory while earlier parts are being copied. A single thread copying from a
+    memory-mapped file would be limited by page faults, so the threads read with `preadv` instead.
     """
     tensors: dict[str, Tensor] = {}
     parts: list[_Part] = []
@@ -59,7 +59,7 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the entry of each tensor in a safetensors header by name, and the file offset of the tensor data."""
+    """Return each tensor's entry in a safetensors header by name, and the file offset of the tensor data."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -85,7 +85,7 @@ def _copy(waiting: "SimpleQueue[_Part | None]", device: torch.device) -> None:
 
 
 class _Pinned:
-    """Pinned memory for one part, with the stream that copies the part to the device."""
+    """Pinned memory for one part, and the stream that copies the part to the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -93,7 +93,7 @@ class _Pinned:
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None  # type: ignore[no-untyped-call]
 
     def send(self, part: _Part) -> None:
-        """Read a part, and start its copy to the device."""
+        """Read a part, and start copying it to the device."""
         self.wait()
         source = self._memory[: len(part.target)]
         _read(part, source.numpy().data)

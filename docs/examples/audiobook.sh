@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make an audiobook with chapters, captions and uniform loudness. After Ctrl-C, run the same command again to resume. If
-# the text changes, only the changed paragraphs are synthesized again. Live requests have priority.
+# Make an audiobook with chapters, captions and uniform loudness. To resume after Ctrl-C, run the same command again. If
+# you edit the text, only the changed paragraphs are synthesized again. Live requests have priority.
 set -e
 command -v talkray >/dev/null || PATH=$(cd "$(dirname "$0")" && pwd)/../../.venv/bin:$PATH
 command -v talkray >/dev/null || { echo "talkray is missing: run \`make install\`, or put it on PATH" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""A custom extension: the API of a house, with a route and a WebSocket. docs/extensions.md describes how to load it.
+"""A custom extension: an in-house API with a route and a WebSocket. docs/extensions.md describes how to load it.
 
 POST /house/say     {"words": "Hello."}                    returns MP3
 WS   /house/live    {"words": "Hel"} {"words": "lo."}      streams PCM in binary messages while you write. Send
@@ -19,11 +19,11 @@ from serve_app.extension import Dialect, Extension, Route
 from serve_app.extensions.live.connection import ConversationConnection, HandshakeConnection
 from serve_app.extensions.live.turns import Audio, Event, Flushed
 
-NAMES = {"words": "input", "who": "voice"}  # the house's field names, and the API's
+NAMES = {"words": "input", "who": "voice"}  # the in-house API's field names, and Talkray's
 
 
 async def say(service: SpeechService, request: Request) -> Response:
-    """Speaks `words`."""
+    """Speak `words`."""
     fields = await service.read_fields(request)
     words = {"input": text_of(fields, "words")}
     delivery = Delivery(AudioFormat.MP3)
@@ -33,7 +33,7 @@ async def say(service: SpeechService, request: Request) -> Response:
 
 
 class HouseSocket(HandshakeConnection, ConversationConnection):
-    """Speaks words as they are written."""
+    """Socket that speaks words as they are written."""
 
     text_fields = ("words",)
 

@@ -3,8 +3,8 @@
     pip install livekit-agents livekit-plugins-openai livekit-plugins-cartesia
     python livekit_agent.py dev     # with LIVEKIT_URL, LIVEKIT_API_KEY and LIVEKIT_API_SECRET
 
-OPENAI_URL is any server with OpenAI's /chat/completions and /audio/transcriptions. The Cartesia plugin, one of five
-that work with Talkray unmodified, streams text and receives word times. After an interruption, the conversation
+OPENAI_URL can be any server with OpenAI's /chat/completions and /audio/transcriptions. The Cartesia plugin, one of five
+that work with Talkray unmodified, streams text and receives word timestamps. After an interruption, the conversation
 therefore contains only the words that the caller heard.
 """
 
@@ -37,8 +37,8 @@ def agent_session(http: aiohttp.ClientSession | None = None) -> AgentSession:
             voice=os.environ.get("VOICE", "nora"),
             http_session=http,
         ),
-        use_tts_aligned_transcript=True,  # keeps the words that were heard, based on Talkray's word times
-        # Half a second of speech interrupts the agent, without LiveKit's turn detection service.
+        use_tts_aligned_transcript=True,  # keeps the words that were heard, based on Talkray's word timestamps
+        # Half a second of speech interrupts the agent; LiveKit's turn detection service is not used.
         turn_handling={"turn_detection": "vad", "interruption": {"mode": "vad", "min_duration": 0.5}},
     )
 

@@ -4,8 +4,8 @@
     PORT=8080 python phone_bridge.py            # respond to the carrier's webhook with:
     <Response><Connect><Stream url="wss://YOUR_HOST/media"/></Connect></Response>
 
-Talkray sends mu-law, so the bridge forwards the audio without conversion. The carrier returns a mark after it has
-played the audio before the mark. Call your speech recognizer and language model in `reply`, and check your carrier's
+Talkray sends mu-law, so the bridge forwards the audio without conversion. The carrier returns a mark once it has
+played the audio that precedes it. Call your speech recognizer and language model in `reply`, and verify your carrier's
 signature in `call`.
 """
 
@@ -26,8 +26,8 @@ TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000").replace("http",
 SPEECH = f"{TALKRAY}/v2/speak?model=flux-{os.environ.get('VOICE', 'nora')}-en&encoding=mulaw&sample_rate=8000"
 BYTES_PER_MS = 8
 LOUD = 1000  # mean level above which the caller is assumed to be speaking; the maximum is 32,124
-SPEAKS_AFTER, SILENT_AFTER = 5, 30  # packets of 20 ms
-# Level of each mu-law byte according to G.711: three bits of exponent and four bits of mantissa.
+SPEAKS_AFTER, SILENT_AFTER = 5, 30  # number of 20 ms packets
+# Level of each mu-law byte according to G.711: a three-bit exponent and a four-bit mantissa.
 LEVELS = [(((~byte & 15) << 3) + 132 << (~byte >> 4 & 7)) - 132 for byte in range(256)]
 
 
@@ -45,7 +45,7 @@ class Call:
         self.stream = ""
         self.turn = 0  # number of interruptions; marks of earlier turns are ignored
         self.sent = self.played = 0  # bytes
-        self.is_dropping = False  # the server is still sending audio of an interrupted turn
+        self.is_dropping = False  # whether the server is still sending audio for an interrupted turn
         self.heard = ""
         self.said = bytearray()
         self.loud = self.quiet = 0  # consecutive packets
@@ -65,7 +65,7 @@ class Call:
                         await self.listen(base64.b64decode(event["media"]["payload"]))
                     case "mark":
                         turn, position = map(int, event["mark"]["name"].split(":"))
-                        if turn == self.turn:  # the carrier also returns marks of discarded audio
+                        if turn == self.turn:  # the carrier also returns marks for discarded audio
                             self.played = position
                     case "stop":
                         break
@@ -95,7 +95,7 @@ class Call:
         await self.carrier.send_json({"event": event, "streamSid": self.stream, **fields})
 
     async def listen(self, packet: bytes) -> None:
-        """Interrupt when the caller starts to speak, and answer when the caller is silent again."""
+        """Interrupt when the caller starts speaking, and answer when the caller falls silent again."""
         is_loud = sum(LEVELS[byte] for byte in packet) > LOUD * len(packet)
         self.loud, self.quiet = (self.loud + 1, 0) if is_loud else (0, self.quiet + 1)
         if self.loud == SPEAKS_AFTER and not self.said:

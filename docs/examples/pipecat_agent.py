@@ -3,9 +3,9 @@
     pip install "pipecat-ai[openai,cartesia,websocket]"
     PORT=8765 python pipecat_agent.py       # then connect with Pipecat's client SDK, or with another transport below
 
-OPENAI_URL is any server with OpenAI's /chat/completions and /audio/transcriptions. Pipecat's services for OpenAI,
-Deepgram, ElevenLabs and Cartesia work with Talkray unmodified. Cartesia's service receives word times, so after an
-interruption the conversation contains only the words that were heard.
+OPENAI_URL can be any server with OpenAI's /chat/completions and /audio/transcriptions. Pipecat's services for OpenAI,
+Deepgram, ElevenLabs and Cartesia work with Talkray unmodified. Cartesia's service receives word timestamps, so after
+an interruption the conversation contains only the words that were heard.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ async def main() -> None:
         model=os.environ.get("LLM_MODEL", "gpt-4.1-mini"),
         system_instruction="You are heard, not read: answer in short plain sentences.",
     )
-    # The caller's voice starts a turn, which interrupts the agent.
+    # When the caller speaks, a new turn starts, which interrupts the agent.
     turns = LLMContextAggregatorPair(
         LLMContext(), user_params=LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())
     )

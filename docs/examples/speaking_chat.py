@@ -1,10 +1,10 @@
-"""Chat with a language model, and hear each answer while the model writes it. A new question interrupts the answer.
+"""Chat with a language model and hear each answer while it is being written. A new question interrupts the answer.
 
     pip install aiohttp
     LLM_URL=http://127.0.0.1:11434/v1 LLM_MODEL=qwen3 python speaking_chat.py | aplay -q -f S16_LE -r 24000 -B 100000
 
-The program reads questions from standard input, one per line. It writes texts to standard error, and audio (16-bit PCM)
-to standard output. It supports every server with OpenAI's /chat/completions, such as Ollama, vLLM or OpenAI.
+The program reads questions from standard input, one per line. It writes text to standard error and audio (16-bit PCM)
+to standard output. It works with any server that has OpenAI's /chat/completions, such as Ollama, vLLM or OpenAI.
 """
 
 import asyncio
@@ -47,10 +47,10 @@ class SpeakingChat:
     def __init__(self, http: aiohttp.ClientSession, speech: aiohttp.ClientWebSocketResponse) -> None:
         self.http, self.speech = http, speech
         self.messages = [{"role": "system", "content": "You are heard, not read: answer in short plain sentences."}]
-        self.is_silent = False  # audio from an interrupted answer is still arriving
+        self.is_silent = False  # whether audio from an interrupted answer is still arriving
 
     async def answer(self, question: str) -> None:
-        """Forward each piece to the speech server, which finds the ends of sentences."""
+        """Forward each piece to the speech server, which detects sentence boundaries."""
         self.messages.append({"role": "user", "content": question})
         text = ""
         try:
@@ -79,7 +79,7 @@ class SpeakingChat:
                 sys.stdout.buffer.flush()
             elif message.type is aiohttp.WSMsgType.TEXT:
                 told = json.loads(message.data)
-                if told["type"] in ("SpeechInterrupted", "Warning"):  # a warning: there was no speech to interrupt
+                if told["type"] in ("SpeechInterrupted", "Warning"):  # Warning: there was no speech to interrupt
                     self.is_silent = False
                 if told["type"] == "Error":
                     sys.exit(f"{told['code']}: {told['description']}")
@@ -96,7 +96,7 @@ async def main() -> None:
             answering = asyncio.create_task(chat.answer(question))
         if answering is not None:
             await answering
-        await speech.send_json({"type": "Close"})  # the server finishes the speech and closes the connection
+        await speech.send_json({"type": "Close"})  # the server finishes speaking and closes the connection
         await playing
 
 

@@ -1,1 +1,1 @@
-"""Backends of the codec decoder for each kind of device. `registry.py` lists the backends."""
+"""Codec decoder backends for each kind of device. `registry.py` lists them."""

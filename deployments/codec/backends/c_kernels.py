@@ -1,4 +1,4 @@
-"""Interface to the codec's C kernels for CPUs in c_kernels.c. If they are not built, torch computes everything.
+"""Interface to the codec's CPU kernels in c_kernels.c. If they are not built, torch computes everything.
 
 Kernels are called through ctypes, which releases the GIL during calls.
 """
@@ -19,11 +19,11 @@ from deployments.codec.fold import ConvNeXt, Snake
 _Function = Callable[..., int]
 New = Callable[[str, Sequence[int], torch.dtype], Tensor]  # allocates memory for a named result of a shape and a dtype
 _TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
-SIDE = 32  # number of inputs and outputs of one block of a product
-_HALF = SIDE // 2  # number of rows of a block
-_LINE = 64  # bytes of a cache line
+SIDE = 32  # number of inputs and outputs in one block of a matrix product
+_HALF = SIDE // 2  # number of rows in a block
+_LINE = 64  # bytes in a cache line
 _MOST = 256  # maximum number of keys per query, and of values per key
-_INTERFACE = 4  # version of the functions and their arguments; must be equal in c_kernels.c
+_INTERFACE = 4  # version of the functions and their arguments; must match the one in c_kernels.c
 _GATHERS = [f"gather_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
 _PARAMETERS = {
     **{name: [*[POINTER] * 6, *[COUNT] * 3] for name in _GATHERS},
@@ -46,7 +46,7 @@ class Epilogue(IntEnum):
 
     WIDE = 0  # float32
     ADDED = 1  # added to float32
-    ROUNDED = 2  # bfloat16, as for all later kinds
+    ROUNDED = 2  # bfloat16, like all the kinds below
     SNAKED = 3
     GELU = 4
     GATED = 5
@@ -64,7 +64,7 @@ BUILT = bool(_functions)
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
 
 
-# Calls captured so far in this thread; None if calls are not captured
+# Calls captured in this thread; None while calls are not being captured
 _captured: ContextVar[list[tuple[int, ...]] | None] = ContextVar("captured", default=None)
 
 
@@ -79,12 +79,12 @@ def _invoke(name: str, *words: int | None) -> None:
 class CapturedCalls:
     """Captured kernel calls that can be replayed with some tensors replaced.
 
-    A replay avoids the 50 us that Python and torch take between two kernels. They are that slow because the weights
-    have evicted their memory from the cache.
+    A replay avoids the 50 us that Python and torch spend between two kernels. They are that slow because the weights
+    have evicted their data from the cache.
     """
 
     def __init__(self, calls: Callable[[], object], tensors: Sequence[Tensor]) -> None:
-        """Run `calls` and capture their kernel calls. Each tensor in use, except `tensors`, must stay in place."""
+        """Run `calls` and capture their kernel calls. All tensors used, except `tensors`, must stay in place."""
         steps: list[tuple[int, ...]] = []
         token = _captured.set(steps)
         try:
@@ -98,7 +98,7 @@ class CapturedCalls:
         self._numbers = torch.tensor([numbers[word] for word in words if word in numbers])
 
     def replay(self, tensors: Sequence[Tensor]) -> None:
-        """Repeat the calls with these tensors in place of the captured ones."""
+        """Repeat the calls with these tensors instead of the captured ones."""
         pointers = torch.tensor([tensor.data_ptr() for tensor in tensors])
         self._words[self._places] = pointers[self._numbers]
         _functions["replay"](self._words.data_ptr(), len(self._words) // _WORDS)
@@ -114,10 +114,10 @@ def fits(weight: Tensor) -> bool:
 
 
 class _HugePages:
-    """Memory for weights in pages of 2 MB, if the operating system supports them.
+    """Memory for weights in 2 MB pages, if the operating system supports them.
 
-    A core reads weights a quarter faster from large pages, because prefetching stops at page boundaries, and each page
-    needs an address translation.
+    A core reads weights 25 % faster from large pages, because prefetching stops at page boundaries, and each page
+    needs its own address translation.
     """
 
     _CHUNK, _PAGE = 32 << 20, 2 << 20
@@ -126,7 +126,7 @@ class _HugePages:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a contiguous copy of a tensor. The memory of the copy is never freed."""
+        """Return a contiguous copy of a tensor. The copy's memory is never freed."""
         size = -(-tensor.nbytes // _LINE) * _LINE
         if size > len(self._free):
             self._free = self._mapped(max(size, self._CHUNK))
@@ -146,7 +146,7 @@ _pages = _HugePages()
 
 
 class Convolution:
-    """Convolution of each stream's rows in bfloat16 on the matrix units of a core, with sums in float32."""
+    """Convolution of each stream's rows in bfloat16 on a core's matrix units, accumulating in float32."""
 
     dtype = torch.bfloat16
 
@@ -211,7 +211,7 @@ class Convolution:
 
 
 class ExactConvolution:
-    """Convolution of a few rows in float32, for CPUs with bfloat16 units."""
+    """Float32 convolution of a few rows, for CPUs with bfloat16 units."""
 
     dtype = torch.float32
 
@@ -269,7 +269,7 @@ def attends(size: int, window: int) -> bool:
 def attend(
     qkv: Tensor, rotary: Sequence[Tensor], histories: tuple[Tensor, Tensor], num_past: Tensor, out: Tensor
 ) -> None:
-    """Compute the attention of one stream into `out` [frames, heads * size] bfloat16.
+    """Compute attention for one stream into `out` [frames, heads * size] bfloat16.
 
     Overwrites `qkv` [frames, (heads + 2 * kv_heads) * size] float32. `rotary` holds cosines and sines [frames, size].
     The last `num_past` [1] int64 rows of the history [2, kv_heads, window - 1, size] float32 contain frames. The next

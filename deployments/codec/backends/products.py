@@ -1,6 +1,6 @@
 """Matrix products and convolutions of the decoder's layers in torch, with weights packed once.
 
-On a CPU with bfloat16 units, the products come from c_kernels.py instead. This module also holds the scratch memory of
+On a CPU with bfloat16 units, c_kernels.py computes the products instead. This module also holds the scratch memory for
 calls, which each thread reuses on a CPU.
 """
 
@@ -20,8 +20,8 @@ from deployments.codec.fold import Conv, FoldedWeights, Linear, Snake
 
 _TYPICAL_ROWS = 128
 MANY_CHANNELS = 512
-# Above this number, a convolution with many channels is faster than a product. For some lengths oneDNN is hundreds of
-# times slower: with torch 2.11 for 768 channels and 96 to 112 rows, with torch 2.13 for 100 rows.
+# Above this number of rows, a convolution with many channels is faster than a product. At some lengths oneDNN is
+# hundreds of times slower: with torch 2.11 at 768 channels and 96 to 112 rows, with torch 2.13 at 100 rows.
 _ENOUGH_ROWS = 128
 
 
@@ -31,7 +31,7 @@ def onednn_packs(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     matrix = torch.zeros(16, 16, dtype=dtype)
-    try:  # required instructions depend on oneDNN's version, on ONEDNN_MAX_CPU_ISA and on the architecture
+    try:  # the required instructions depend on the oneDNN version, ONEDNN_MAX_CPU_ISA and the architecture
         packed = torch.ops.mkldnn._reorder_linear_weight(matrix, len(matrix))
         torch.ops.mkldnn._linear_pointwise(matrix, packed, None, "none", [], "")
     except RuntimeError:
@@ -43,7 +43,7 @@ class TorchProduct:
     """Convolution [B, context + time, in] -> [B, time, out], with the weight stored in the order in which it is read.
 
     A few rows are copied tap by tap and multiplied as a matrix. Many rows run as a convolution, which needs no copies
-    but takes milliseconds even for a few rows of a few channels.
+    but takes milliseconds even for a few rows with few channels.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TorchProduct:
         weight = weight.to(dtype)
         has_few_rows = channels >= MANY_CHANNELS and not may_be_long
         self._matrix = self._packed_matrix(weight)
-        self._enough = inf if has_few_rows else _ENOUGH_ROWS  # number of output rows from which a convolution is used
+        self._enough = inf if has_few_rows else _ENOUGH_ROWS  # minimum number of output rows for using a convolution
         if not has_few_rows:
             self._kernel = self._packed_kernel(weight)
 
@@ -130,9 +130,9 @@ class ProductToOneChannel:
 
 
 class _Scratch(threading.local):
-    """Scratch memory that a thread reuses, because new memory costs a page fault for every 4 KB.
+    """Scratch memory that a thread reuses, because newly allocated memory costs a page fault for every 4 KB.
 
-    Unused on a GPU, where torch keeps freed memory itself.
+    Not used on a GPU, where torch itself caches freed memory.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class _Scratch(threading.local):
 
     @contextmanager
     def kept(self) -> Iterator[list[Tensor]]:
-        """Yield the list of buffers used inside the block. The buffers are kept while the caller holds the list."""
+        """Yield the list of buffers used inside the block. The buffers stay alive while the caller holds the list."""
         used: list[Tensor] = []
         self._used = used
         try:
@@ -199,7 +199,7 @@ def packed(folded: FoldedWeights, dtype: torch.dtype) -> Iterator[tuple[Conv | L
     is_own = dtype == torch.bfloat16
 
     def exact(weight: Tensor, bias: Tensor | None, dilation: int = 1) -> AnyProduct:
-        # These products carry the whole signal, so rounding is most audible here, and float32 costs the least.
+        # These products carry the entire signal, so rounding is most audible here, and float32 costs least here.
         if is_own and fits(weight):
             return ExactConvolution(weight, bias, dilation)
         return TorchProduct(weight, bias, dilation, torch.float32)

@@ -13,7 +13,7 @@ from deployments.codec.slots import SlotDecoder
 from deployments.gpu.capability import capability_of
 from deployments.gpu.card import AMPERE
 
-if TYPE_CHECKING:  # a talker on a GPU needs neither
+if TYPE_CHECKING:  # a talker on a GPU needs neither of them
     from deployments.codec.decoder import Backend, CodecDecoder
 
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # a talker on a GPU needs neither
 class DecoderPair:
     """Entry of BACKENDS: the names of two decoder classes, and the codecs and devices that they support."""
 
-    backend_name: str  # for the codec pool, whose callers keep the states of streams
-    slots_name: str  # for a talker's device; the class itself keeps the states of streams
+    backend_name: str  # for the codec pool, whose callers keep the stream states
+    slots_name: str  # for a talker's device; the class itself keeps the stream states
     decodes: Callable[[SpeechTokenizerConfig, torch.device], bool]  # whether the pair supports a codec on a device
 
     @property

@@ -1,11 +1,11 @@
 """Forward pass of the decoder in torch, on any device. On a CPU each layer is one convolution with packed weights.
 
 On a CPU with bfloat16 units, C kernels (c_kernels.py) compute the layers that they support in bfloat16. If they support
-all layers, as for the released shape, the calls of a batch are captured and replayed.
+all layers, as with the released checkpoints, the calls for a batch are captured and replayed.
 
 A lower precision applies only to products. Sums, snakes, the last convolution and attention stay in float32. On a CPU,
 layers with many channels are limited by reading weights and process all streams together. The other layers are limited
-by reading activations. Such layers process one stream and a short piece of time through all remaining layers, which
+by reading activations. For those, one stream's short piece of audio passes through all remaining layers at once, which
 keeps the piece in the cache.
 """
 
@@ -38,20 +38,20 @@ from deployments.codec.forward import ForwardPass, Signal, last_samples, latents
 from deployments.codec.rotary import rotary_tables, rotate
 
 _LAYER_NORM_EPS = 1e-6
-_POSITIONS = 2048  # frames whose rotary angles are precomputed
-_CAPTURED_FRAMES = 64  # limit over all streams; larger calls are rare, and Python's share of their time is small
+_POSITIONS = 2048  # number of frames for which rotary angles are precomputed
+_CAPTURED_FRAMES = 64  # limit across all streams; larger calls are rare, and Python accounts for little of their time
 _PIECE = 250_000  # values that a block computes at once; a few buffers of this size fit in a 2 MB second-level cache
 _ROWS_OF_A_PIECE = 16  # pieces are multiples of 16, because oneDNN is slow otherwise (520 or 587 with torch 2.11)
 
 
 class TorchBackend(Backend):
-    """Backend with folded and packed weights."""
+    """Backend that uses folded and packed weights."""
 
     def __init__(self, folded: FoldedWeights, precision: str = "float32") -> None:
         """Pack the weights. `precision` is the number format of the products.
 
         Disables TF32 in cuDNN for this process, because TF32 reaches only 34 dB on stressed weights. float32 is the
-        reference for other formats, and repairs streams.
+        reference for other formats, and is used to repair streams.
         """
         torch.backends.cudnn.allow_tf32 = False
         self.config = folded.config
@@ -149,7 +149,7 @@ class TorchBackend(Backend):
 
 
 class _TorchPass(ForwardPass):
-    """One forward pass. Each layer reads its tensor of each stream and replaces it for the next call."""
+    """One forward pass. Each layer reads its own tensor for each stream and replaces it for the next call."""
 
     def __init__(self, backend: TorchBackend, codes: Tensor, states: Sequence[DecoderState]) -> None:
         self._backend = backend
@@ -228,9 +228,9 @@ class _TorchPass(ForwardPass):
         return Signal(y.transpose(1, 2).flatten(2))
 
     def _turned(self, index: int) -> list[tuple[Tensor, Tensor]]:
-        """Return a layer's memory of each stream, and the tensor for its next memory.
+        """Return a layer's memory for each stream, and the tensor for its next memory.
 
-        From the second piece on, both are the same tensor.
+        Starting with the second piece, both are the same tensor.
         """
         pairs = [(memory[index], following[index]) for memory, following in zip(self.memories, self.nexts, strict=True)]
         for memory, (_, following) in zip(self.memories, pairs, strict=True):
@@ -275,7 +275,7 @@ class _TorchPass(ForwardPass):
         return Signal(y if residual is None else add(residual.values, y), snake)
 
     def _rows(self, x: Signal, conv: Conv) -> Tensor:
-        """Return the input rows of a convolution, its context first."""
+        """Return the input rows of a convolution, preceded by its context."""
         batch, time, channels = x.values.shape
         dtype = self._backend.products[conv].dtype
         if not conv.context and x.snake is None and x.values.dtype == dtype:
@@ -297,7 +297,7 @@ class _TorchPass(ForwardPass):
         return product(rows, new=new).flatten()
 
     def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchPass", Signal]]:
-        """Split x. Units add in place to a copy, because new memory for each sum would not stay in the cache."""
+        """Split x. Units add to a copy in place, because new memory for each sum would not stay in the cache."""
         for call, rows in self._cut(x.values):
             if block.units:
                 signal = scratch.buffer("signal", rows.shape, rows.device)
@@ -315,7 +315,7 @@ class _TorchPass(ForwardPass):
             yield from ((call, piece) for piece in torch.split(row, piece_rows(time, channels), dim=1))
 
     def _alone(self) -> "Iterator[_TorchPass]":
-        """Yield a pass for each stream that has only the memories of that stream. All other attributes are shared."""
+        """Yield a pass for each stream that holds only that stream's memories. All other attributes are shared."""
         if len(self.memories) == 1:
             yield self
             return
@@ -326,7 +326,7 @@ class _TorchPass(ForwardPass):
 
 
 def _multiplies_bfloat16() -> bool:
-    """Return whether the C kernels or oneDNN multiply bfloat16 with hardware units of this CPU.
+    """Return whether the C kernels or oneDNN multiply bfloat16 using this CPU's hardware units.
 
     Checks CPU flags for oneDNN, because it also packs for CPUs on which it emulates bfloat16 slowly.
     """
@@ -341,7 +341,7 @@ def _cpu_flags() -> list[str]:
 
 
 class _CapturedCall:
-    """Captured kernel calls for batches of one shape, which later batches replay. Belongs to one thread."""
+    """Captured kernel calls for batches of one shape, replayed for later batches. Belongs to one thread."""
 
     def __init__(self, backend: TorchBackend, call: "_TorchPass") -> None:
         """Capture the kernel calls of `call`, whose streams must not share states."""
@@ -362,7 +362,7 @@ class _CapturedCall:
 
 
 class _Captured(threading.local):
-    """Captured calls of a thread, by number of streams and number of frames."""
+    """A thread's captured calls, keyed by number of streams and number of frames."""
 
     def __init__(self) -> None:
         self.calls: dict[tuple[int, ...], _CapturedCall] = {}

@@ -1,7 +1,7 @@
-"""Forward pass of the decoder in Triton kernels. Streams have slots in static tensors, and a call reads any of them.
+"""Forward pass of the decoder in Triton kernels. Streams have slots in static tensors, and a call can read any slot.
 
-Only the list of slots comes from the host, so calls can be captured. `slots` may contain the scratch slot several times
-as padding.
+Only the list of slots comes from the host, so calls can be captured. `slots` may be padded with several copies of the
+scratch slot.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ from deployments.codec.forward import ForwardPass, Signal, latents, waveform
 from deployments.gpu.launch import launches_early, shared_bytes
 
 _MIN_DOT = 16
-# Rows and columns of tiles, largest first.
+# Rows and columns of each tile, largest first.
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32), (32, 16))
 _COPIED_TILES = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 32), (16, 32))
-_MOST_ROWS = 1.25  # rows of all blocks of a tile, as a multiple of the actual rows
+_MOST_ROWS = 1.25  # rows in all of a tile's blocks, as a multiple of the actual rows
 _ENOUGH_BLOCKS = 90  # an H200 has 132 multiprocessors
-_MANY_BLOCKS = 640  # several per multiprocessor; running two smaller blocks of threads at once is then faster
+_MANY_BLOCKS = 640  # several per multiprocessor; it is then faster to run two smaller thread blocks at once
 _SHORT_CALL_FRAMES = 16
 _LAYER_NORM_EPS = 1e-6
 
@@ -46,7 +46,7 @@ class TritonDecoder:
         dtype: torch.dtype,
         products: str = "tf32",
     ) -> None:
-        """Allocate slots with the codes of `code_ring` frames each.
+        """Allocate slots that each hold the codes of `code_ring` frames.
 
         Products and activations use `dtype`; sums use float32. `products` is Triton's method for float32 products:
         "tf32" truncates the digits that float16 rounds, and "tf32x3" keeps almost all digits.
@@ -56,7 +56,7 @@ class TritonDecoder:
         self.config = config = folded.config
         self.frame_samples = config.frame_samples
         self.shared_bytes = shared_bytes(self.device)  # available to one block
-        self.launches_early = self.copies_tiles = launches_early(self.device)  # Hopper has both
+        self.launches_early = self.copies_tiles = launches_early(self.device)  # Hopper supports both
         self.scratch_slot = num_slots
         self.ring = config.cached_frames
         self.memories = self._allocate(num_slots + 1)
@@ -64,7 +64,7 @@ class TritonDecoder:
         shape = (num_slots + 1, 2, heads, self.ring, size)
         self.caches = {layer: torch.zeros(shape, device=device, dtype=dtype) for layer in self.folded.layers}
         self.positions = torch.zeros(num_slots + 1, device=device, dtype=torch.int32)
-        self.room = max(layer.context for layer in self.folded.remembering)  # rows before the first one of a call
+        self.room = max(layer.context for layer in self.folded.remembering)  # rows before the first row of a call
         # Frame p of a slot is stored at p % code_ring.
         self.codes = torch.zeros((num_slots + 1, code_ring, config.num_quantizers), device=device, dtype=torch.int16)
 
@@ -80,7 +80,7 @@ class TritonDecoder:
 
     @torch.inference_mode()
     def resume(self, slot: int, state: DecoderState) -> None:
-        """Continue in `slot` from the state of another slot."""
+        """Continue in `slot` from another slot's state."""
         torch._foreach_copy_(self._remembered(slot), list(state.tensors))
         self.positions[slot].fill_(state.position)
 
@@ -91,8 +91,8 @@ class TritonDecoder:
     def decode(self, slots: Tensor, frames: int) -> tuple[Tensor, Tensor]:
         """Decode the next `frames` frames of the streams in `slots` [B] int32, which contain the codes.
 
-        Returns int16 [B, samples], and int32 [B] with 1 for a stream that reached NaN or infinity. The slot of such a
-        stream keeps the invalid values.
+        Returns int16 [B, samples], and int32 [B] with 1 for a stream that reached NaN or infinity. That stream's
+        slot keeps the invalid values.
         """
         call = _TritonPass(self, slots, frames)
         pcm = waveform(call, self.folded, latents(call, self.folded))
@@ -106,7 +106,7 @@ class TritonDecoder:
         self.positions.index_add_(0, slots, torch.full_like(slots, frames))
 
     def _allocate(self, num_slots: int) -> dict[Conv | ConvNeXt, Tensor]:
-        """Allocate one row of memory per slot, so a reset is one call.
+        """Allocate one row of memory per slot, so that a reset takes one call.
 
         Returns views of the memory by layer: the last input rows in each slot, [slots, context, channels].
         """
@@ -127,7 +127,7 @@ class _TritonPass(ForwardPass):
         self.decoder, self.slots, self.frames, self.batch = decoder, slots, frames, len(slots)
         self.config: DecoderConfig = decoder.config
         self.broken = torch.zeros_like(slots)
-        # Launches limit short calls. In long calls, blocks that wait for a predecessor would occupy multiprocessors.
+        # Launches limit short calls. In long calls, blocks waiting for a predecessor would occupy multiprocessors.
         pdl = decoder.launches_early and self.batch * frames <= _SHORT_CALL_FRAMES
         self._launch = {"pdl": pdl, "launch_pdl": pdl}
 
@@ -180,7 +180,7 @@ class _TritonPass(ForwardPass):
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
-        """Convolve, and apply the next layer's snake to the results while they are in registers."""
+        """Convolve, and apply the next layer's snake while the results are still in registers."""
         rows = self._with_context(x.values if x.snaked is None else x.snaked, conv)
         added = None if residual is None else residual.values
         step = _Launch(
@@ -206,7 +206,7 @@ class _TritonPass(ForwardPass):
         yield self, x
 
     def _with_context(self, x: Tensor, layer: Conv | ConvNeXt) -> Tensor:
-        """Return x after the rows that the layer remembers, [B, context + time, channels], and store its last rows."""
+        """Return x preceded by the layer's remembered rows, [B, context + time, channels], and store its last rows."""
         if not layer.context:
             return x
         batch, time, channels = x.shape
@@ -293,7 +293,7 @@ def choose_tiles(
     """Return tile sizes and launch options for a product [rows, taps * num_in] x [.., num_out].
 
     Selects the largest tile that still fills the GPU and pads no more columns than a narrower tile. If none does,
-    selects small tiles with long steps, which are limited by latency. The choices are few, because Triton compiles each
+    selects small tiles with long steps, which are limited by latency. Choices are few, because Triton compiles each
     tile for each kind of layer. `weights` is the number of matrices that share the rows. With `copies`, the copy engine
     may read the tiles. The rows of a copied tile belong to one stream, so the tile may be smaller. It is faster down to
     a quarter of the other tile's size.

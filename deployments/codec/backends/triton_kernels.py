@@ -1,7 +1,7 @@
-"""Triton kernels of the decoder on a GPU. Kernels are few and large, because launches limit the time per frame.
+"""Triton kernels for the decoder on a GPU. There are few, large kernels, because launches dominate the time per frame.
 
-Activations are [B, time, channels]. Streams are `stride` values apart, because there is room for earlier rows in front
-of each stream's first row. Kernels find a stream's state through its slot. `triton_decoder.py` launches the kernels,
+Activations are [B, time, channels]. Streams are `stride` values apart, which leaves room for earlier rows before
+each stream's first row. Kernels find a stream's state through its slot. `triton_decoder.py` launches the kernels,
 and the tests compare them with plain PyTorch.
 """
 
@@ -111,7 +111,7 @@ def remember_kernel(
     x_ptr, state_ptr, slots_ptr, time, context, channels, stride, state_stride,
     block_rows: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Copy state [slots, context, channels] to the rows before x, and replace it by the last `context` rows.
+    """Copy state [slots, context, channels] to the rows before x, and replace it with the last `context` rows.
 
     x [B, context + time, channels] begins with the rows that this kernel fills.
     """
@@ -124,7 +124,7 @@ def remember_kernel(
     places = rows[:, None] * channels + c[None, :]
     ok = (rows < context)[:, None] & (c < channels)[None, :]
     old = tl.load(state + places, mask=ok, other=0.0)
-    source = rows + time  # row of x, counted from the first of the context
+    source = rows + time  # row of x, counted from the first context row
     last = tl.where(source < context, state + source * channels, x + source * channels)
     new = tl.load(last[:, None] + c[None, :], mask=ok, other=0.0)
     tl.debug_barrier()  # rows move within the state, so all reads must precede all writes
@@ -163,11 +163,11 @@ def attention_kernel(
     heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, window: tl.constexpr, ring: tl.constexpr,
     block_frames: tl.constexpr, precision: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Compute the sliding-window attention of one stream and head.
+    """Compute sliding-window attention for one stream and head.
 
     New keys and values are stored in cache [slots, 2, kv_heads, ring, size]. qkv is [B, frames, (heads + 2 kv_heads) *
     size] before rotation, y is [B, frames, heads * size]. The key of frame p is at p % ring. Since ring >= window - 1
-    + frames, overwritten frames are outside each window of this call.
+    + frames, overwritten frames lie outside all windows of this call.
     """
     stream, head = tl.program_id(0), tl.program_id(1)
     wait_for_predecessor(pdl)
@@ -220,8 +220,8 @@ def attention_kernel(
     y2 = tl.dot(new, v2, tl.dot(past, old2, input_precision=precision), input_precision=precision) / total
     tl.store(out, y1.to(y_ptr.dtype.element_ty), mask=ok)
     tl.store(out + half, y2.to(y_ptr.dtype.element_ty), mask=ok)
-    # Several heads may share keys, and the first of these heads writes. The other heads never read the overwritten
-    # places in this call, because their `number` is older than each window.
+    # Several heads may share keys; the first of these heads writes them. The other heads never read the overwritten
+    # entries in this call, because their `number` is older than any window.
     if head % (heads // kv_heads) == 0:
         target = ((begin + f) % ring)[:, None] * size + d[None, :]
         tl.store(keys + target, k1, mask=ok)

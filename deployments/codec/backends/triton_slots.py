@@ -1,4 +1,4 @@
-"""Decoder slots on a GPU, with captured calls of Triton kernels."""
+"""Decoder slots on a GPU, with captured Triton kernel calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ from deployments.protocol import Pcm
 
 # Numbers of streams for which calls are captured. They are close together to keep the padding of a call small.
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
-_STAGED_WRITES = 16  # rows of staging memory; each may hold all codes of a slot
-_SWEPT_FRAMES = 64  # frames of a call in the sweep over all codes
-_SWEPT_BYTES = 4e9  # GPU memory for each stream of a sweep call, up to _SWEPT_AT_ONCE; float32 uses a quarter of it
+_STAGED_WRITES = 16  # rows of staging memory; each can hold all the codes in a slot
+_SWEPT_FRAMES = 64  # frames per call in the sweep over all codes
+_SWEPT_BYTES = 4e9  # GPU memory for each stream in a sweep call, up to _SWEPT_AT_ONCE; float32 uses a quarter of it
 _SWEPT_AT_ONCE = 4
-# Memory of captured calls for each frame of the largest one, and memory of convolutions and of the allocator. Both are
+# Memory for captured calls per frame of the largest one, and memory for convolutions and the allocator. Both were
 # measured with 8, 128 and 256 streams.
 _CALL_FRAME_BYTES = 5_700_000
 _MORE_BYTES = 600 << 20
@@ -60,7 +60,7 @@ class CallShape(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _SlotStream:
-    """Progress of a slot's stream."""
+    """Progress of the stream in a slot."""
 
     slot: int
     called: int = 0  # frames in launched calls
@@ -73,7 +73,7 @@ class TritonSlots(SlotDecoder):
     `capture` captures `TritonDecoder.decode` as a graph for each `CallShape` before the first stream starts. `decode`
     replays the graph for a call's shape and returns a `_GpuCall` with the call's buffers on the host.
 
-    `write` makes the CUDA stream wait for the work queued on the current stream, so decoding of a frame starts when its
+    `write` makes the CUDA stream wait for the work queued on the current stream, so a frame is decoded as soon as its
     codes are available.
     """
 
@@ -111,12 +111,12 @@ class TritonSlots(SlotDecoder):
         self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
         self.cuda_stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._graphs = Graphs(self.cuda_stream)
-        self._inputs: dict[CallShape, Tensor] = {}  # slot numbers that a captured call reads
-        self._outputs: dict[CallShape, tuple[Tensor, Tensor]] = {}  # samples of a captured call, and its broken streams
-        self._recalled = self._padding(1)  # slot number that captured recalls read
+        self._inputs: dict[CallShape, Tensor] = {}  # slot numbers read by a captured call
+        self._outputs: dict[CallShape, tuple[Tensor, Tensor]] = {}  # a captured call's samples and broken streams
+        self._recalled = self._padding(1)  # slot number read by captured recalls
         self._free_calls: list[_GpuCall] = []
         self._columns = 2 + self.decoder.config.num_quantizers
-        width = max(num_slots, CODE_RING) * self._columns * 2  # columns have 64 bits, staging rows have 32
+        width = max(num_slots, CODE_RING) * self._columns * 2  # columns hold 64 bits, staging rows hold 32
         self._staging = Staging(width, device=device, rows=_STAGED_WRITES)
 
     @classmethod
@@ -141,7 +141,7 @@ class TritonSlots(SlotDecoder):
 
     @staticmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Return the bytes of a decoder in float16."""
+        """Return the bytes that a decoder needs in float16."""
         calls = min(call_frames(within_reach), num_slots * MAX_FRAMES) * _CALL_FRAME_BYTES
         slots = (num_slots + 1) * TritonSlots.state_bytes(config)
         return num_weights * torch.float16.itemsize + slots + calls + _MORE_BYTES
@@ -157,7 +157,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        torch.cuda.synchronize()  # another CUDA stream filled weights and slots
+        torch.cuda.synchronize()  # weights and slots were filled on another CUDA stream
         with torch.cuda.stream(self.cuda_stream):
             for shape in self._shapes():
                 slots = self._padding(shape.batch)
@@ -185,7 +185,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def snr_db(self, every: Tensor, audio: Tensor) -> float:
-        """Return the signal-to-error ratio of codes [streams, frames, groups] decoded here, without capture.
+        """Return the signal-to-error ratio for codes [streams, frames, groups] decoded here, without capture.
 
         `audio` is the reference, int16 [streams, samples]. Returns minus infinity if samples are not finite.
         """
@@ -313,9 +313,9 @@ class _GpuCall(DecodeCall):
         samples = MAX_CALL_FRAMES * owner.decoder.frame_samples
         self._pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
         self._slots, self._broken = torch.empty((2, owner.batches[-1]), dtype=torch.int32, pin_memory=True)
-        self._rows: list[tuple[_SlotStream, int]] = []  # each stream, and its position before the call
+        self._rows: list[tuple[_SlotStream, int]] = []  # each stream with its position before the call
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._samples = self._frames = 0  # of each stream
+        self._samples = self._frames = 0  # per stream
 
     def fill_slots(self, slots: list[int]) -> Tensor:
         """Copy `slots` to pinned memory and return the tensor."""
@@ -354,7 +354,7 @@ class _GpuCall(DecodeCall):
 
 
 def within_reach(device: torch.device) -> int:
-    """Return the bytes of GPU memory that this process has or could allocate, excluding other processes' memory."""
+    """Return the bytes of GPU memory that this process has allocated or could allocate."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
 
@@ -388,7 +388,7 @@ def every_code(config: DecoderConfig) -> Tensor:
     frames = min(_SWEPT_FRAMES, config.codebook_size)
     groups = torch.arange(config.num_quantizers)
     count = -(-config.codebook_size // frames) * frames
-    # The factor puts codes with different numbers into each frame.
+    # The factor makes the codes within each frame differ.
     codes = (torch.arange(count)[:, None] + 131 * groups) % config.codebook_size
     generator = torch.Generator().manual_seed(0)
     random = torch.randint(config.codebook_size, (frames, config.num_quantizers), generator=generator)
@@ -396,7 +396,7 @@ def every_code(config: DecoderConfig) -> Tensor:
 
 
 def _audio(exact: CodecDecoder, codes: Tensor) -> Tensor:
-    """Decode to int16 [streams, samples]. Returns silence after NaN or infinity, which matches none of the results."""
+    """Decode to int16 [streams, samples]. Returns silence after NaN or infinity, which matches no result."""
     try:
         return torch.from_numpy(to_pcm16(exact.decode(codes, [exact.initial_state()] * len(codes))[0]))
     except EngineError:

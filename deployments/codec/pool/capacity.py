@@ -1,4 +1,4 @@
-"""Load of a codec replica: its streams, the frames waiting for a decoder, and its workers. Independent of Ray."""
+"""A codec replica's load: its streams, the frames waiting to be decoded, and its workers. Independent of Ray."""
 
 import asyncio
 import math
@@ -16,10 +16,10 @@ from deployments.protocol import ALL_FRAMES, FrameChunk, PcmChunk, SynthesisRequ
 from deployments.serving import metrics
 from deployments.serving.replica_streams import Generate
 
-if TYPE_CHECKING:  # keep torch out of processes that only compose the application
+if TYPE_CHECKING:  # do not import torch in processes that only compose the application
     from deployments.codec.batch import DecodeTask
 
-# Time constant of the moving mean of busy cores. A single chunk keeps a core busy only for a moment.
+# Time constant for the moving mean of busy cores. A single chunk keeps a core busy only briefly.
 _BUSY_MEMORY_S = 4.0
 
 # This many clients get one place each, even on a slow machine.
@@ -30,14 +30,14 @@ DecodeStream = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, N
 
 
 class Capacity:
-    """Limit of the streams that a replica decodes at once, with a FIFO queue for further streams.
+    """Limit on the streams that a replica decodes at once, with a FIFO queue for further streams.
 
     The limit is the number of streams that the workers can decode in real time, estimated from the time of their calls,
     and at most the number that recently received audio in time.
 
-    A machine that is too slow for one stream would have a single place. One client that speaks continuously could then
-    hold the place forever. A client without a place therefore competes with the number of other clients, not with the
-    number of their places. Two clients always get a place.
+    A machine that is too slow for one stream would have a single place. A client that streams continuously could then
+    hold that place forever. A client without a place therefore competes with the number of other clients, not with
+    the number of places that they hold. Two clients always get a place.
 
     Call all methods on one event loop, with times from one clock.
     """
@@ -56,7 +56,7 @@ class Capacity:
     @asynccontextmanager
     async def enter(self, client: str, *, at_once: bool) -> AsyncIterator[None]:
         """Hold a place during the context. Waits in the queue for it; with `at_once`, exceeds the limit instead."""
-        enters = at_once or self._has_room(client)  # streams in the queue have no room, so the order is kept
+        enters = at_once or self._has_room(client)  # there is no room for queued streams, so the order is kept
         place = self._claim(client) if enters else await self._wait(client)
         try:
             yield
@@ -64,7 +64,7 @@ class Capacity:
             self._leave(place)
 
     def decoded(self, stall_s: float, *, now_s: float) -> None:
-        """Update the limit after a call. `stall_s` is the total silence of the listener it was late for, or 0.0."""
+        """Update the limit after a call. `stall_s` is the total stall of the listener it was late for, or 0.0."""
         self.limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
         self._admit()
 
@@ -94,14 +94,14 @@ class Capacity:
         try:
             return await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # admitted and cancelled at once: pass the place on
+            if turn.done() and not turn.cancelled():  # admitted and cancelled at the same time: pass the place on
                 self._leave(turn.result())
             elif waiter in self._line:
                 self._line.remove(waiter)
             raise
 
     def _admit(self) -> None:
-        """Admit waiters in the order of the queue, as long as any of them has room."""
+        """Admit waiters in queue order, as long as there is room for any of them."""
         while waiter := next((waiter for waiter in self._line if self._has_room(waiter[0])), None):
             self._line.remove(waiter)
             client, turn = waiter
@@ -111,7 +111,7 @@ class Capacity:
 
 @dataclass(slots=True, eq=False)
 class _Counts:
-    """Numbers of frames of one stream."""
+    """Frame counts for one stream."""
 
     arrived: int = 0
     decoded: int = 0
@@ -129,13 +129,13 @@ class CodecLoad:
     ) -> None:
         """Create counters for frames of `frame_s` seconds. See `Capacity` for the other parameters."""
         self._workers, self._frame_s = workers, frame_s
-        # Up to this many frames per stream wait for a full chunk, not for a worker.
+        # Up to this many frames per stream are waiting for a full chunk, not for a worker.
         self._chunk_frames = chosen_ramp(workers)[-1]
         self._capacity = Capacity(max_late_s=max_late_s, workers_carry=workers_carry)
         self._streams: set[_Counts] = set()
-        self._num_background = 0  # streams of jobs, which are excluded from other counts and from the limit
+        self._num_background = 0  # job streams, which are excluded from other counts and from the limit
         self._calls = 0  # calls in progress
-        self._busy_s = 0.0  # seconds of all workers' calls since the last record
+        self._busy_s = 0.0  # total seconds that all workers spent in calls since the last record
         self._busy_cores = 0.0
         self._counted_s = self._recorded_s = time.monotonic()
 
@@ -146,7 +146,7 @@ class CodecLoad:
 
     @property
     def backlog_s(self) -> float:
-        """Seconds of audio that wait for a worker."""
+        """Seconds of audio waiting for a worker."""
         return self._frame_s * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
 
     async def counted(
@@ -154,8 +154,8 @@ class CodecLoad:
     ) -> AsyncGenerator[PcmChunk, None]:
         """Yield the chunks of `decode_stream(request, generate)`, and count frames on arrival and after decoding.
 
-        A stream without delivered audio waits for room before decoding. The talker starts immediately, because its pool
-        must see the demand, and codes are small.
+        A stream whose audio has not started waits for room before decoding. The talker starts immediately, because its
+        pool must see the demand, and codes are small.
         """
         if request.background:
             self._num_background += 1
@@ -173,7 +173,7 @@ class CodecLoad:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
-                        # Samples that a GPU has already made must not wait.
+                        # Samples already made by a GPU must not wait.
                         at_once = is_continuation or request.gpu_frames > 0
                         await room.enter_async_context(self._capacity.enter(client, at_once=at_once))
                     counts.arrived += len(chunk.codes)

@@ -23,9 +23,9 @@ from deployments.weights.store import locate
 
 _PROBE_FRAMES = 4
 # A replica that only encodes recordings may use several cores: two take 0.6 times as long as one. All replicas use the
-# same number, because sums and therefore codes depend on the number, and replicas must produce equal codes.
+# same number, because sums, and therefore codes, depend on it, and all replicas must produce the same codes.
 _INLINE_THREADS = 4
-# Limits of the recording cache: codes for a thousand recordings of 24 seconds, and about fifty decoder states
+# Limits of the recording cache: codes for a thousand 24-second recordings, and about fifty decoder states
 _CODES_BYTES, _STATE_BYTES = 8 << 20, 256 << 20
 
 
@@ -39,7 +39,7 @@ class Codec:
     sample_rate: int
     tried: WarmUpResult = field(default_factory=WarmUpResult)
     references: ByRecording[Codes] = field(default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES))
-    states: ByRecording[DecoderState] = field(  # by key and codes, because encoders of two replicas may differ
+    states: ByRecording[DecoderState] = field(  # by key and codes, because two replicas' encoders may differ
         default_factory=lambda: ByRecording(max_bytes=_STATE_BYTES, size=_state_bytes)
     )
 
@@ -71,7 +71,7 @@ class Codec:
         return self.references.get(reference.key, lambda: encoder.encode(reference.samples))
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop codes and states of `voices`. Returns the number of dropped results. See `ByRecording.forget`."""
+        """Drop the codes and states of `voices`. Returns the number of results dropped. See `ByRecording.forget`."""
         return self.references.forget(voices) + self.states.forget(voices)
 
 

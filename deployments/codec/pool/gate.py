@@ -1,6 +1,6 @@
 """Scheduler in front of the decoder workers, which groups waiting streams into calls.
 
-`AudioStreams` of the talker schedules GPU calls by different rules, because GPU calls are short and need no worker.
+The talker's `AudioStreams` schedules GPU calls by different rules, because GPU calls are short and need no worker.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, longest_call_s
 
 _SMOOTHING = 0.1  # weight of the newest batch
-_HICCUP = 4.0  # limits a call's duration to this multiple of the mean, because the machine stalled in longer calls
-_USABLE = 0.9  # usable share of the workers' time; busier workers fall behind at the next burst
+_HICCUP = 4.0  # caps a call's measured duration at this multiple of the mean; the machine stalled in longer calls
+_USABLE = 0.9  # usable share of the workers' time; busier workers would fall behind in the next burst
 _LONG = 1.2  # expected duration of a shared call for a stream, as a multiple of the mean
-# Before the first decoded stream, the capacity is half of the estimate from the calls at the start, because those calls
+# Before the first stream is decoded, the capacity is half of the estimate from the startup calls, because those calls
 # had all cores and memory to themselves. It is at least two, because such calls take too long on a busy machine.
 _UNTRIED = 0.5
 _LEAST_UNTRIED = 2.0
-_USUAL_FRAMES = 8  # mean frames of a call; calls have fewer at a stream's beginning and more later
+_USUAL_FRAMES = 8  # mean number of frames in a call; calls have fewer at the beginning of a stream and more later
 # A stream with less than _URGENT_S of buffered audio after its chunk submits its next task immediately. Its worker
 # waits _RETURN_S for that task, because a call for a stream that is not urgent would take far longer.
 _URGENT_S = 0.5
 _RETURN_S = 0.02
-# With many workers, a task with more than _PLENTY_S of buffered audio after the call waits _SHARE_WAIT_S for other
-# tasks to share the call. Before it takes the last idle worker, it waits _LAST_WORKER_S.
+# With many workers, a task with more than _PLENTY_S of buffered audio after the call waits _SHARE_WAIT_S for others
+# to share its call. Before it takes the last idle worker, it waits _LAST_WORKER_S.
 _PLENTY_S = 0.6
 _SHARE_WAIT_S = 0.3
 _LAST_WORKER_S = 1.0
@@ -38,7 +38,7 @@ _LAST_WORKER_S = 1.0
 @dataclass(order=True, slots=True)
 class _Waiter:
     deadline_s: float
-    number: int  # order of submission between equal deadlines
+    number: int  # order of submission, for tasks with equal deadlines
     task: DecodeTask = field(compare=False)
     decoded: asyncio.Future[Decoded] = field(compare=False)
     came_s: float = field(compare=False)
@@ -58,10 +58,10 @@ class _Waiter:
 
 
 class DecodeGate:
-    """Scheduler that holds tasks back while all workers are busy, and then starts the most urgent tasks together.
+    """Scheduler that holds tasks back while all workers are busy, then starts the most urgent ones together.
 
-    With many workers, a worker may stay idle while tasks without urgency wait. Those tasks share a later call, which
-    costs less, and an urgent task can use the idle worker.
+    With many workers, a worker may stay idle while tasks that are not urgent wait. Those tasks share a later call,
+    which costs less, and the idle worker is available for an urgent task.
 
     `decode` takes one task. All tasks of a batch call it in one tick of the event loop, and `@serve.batch` without a
     wait time gathers them again (codec/deployment.py gives the reason for its use). The next batch waits until this
@@ -85,7 +85,7 @@ class DecodeGate:
         measurements at the start, 0 if unknown.
         """
         self._decode, self._frame_s = decode, frame_s
-        self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # tasks; frames of all of them
+        self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # tasks; total frames
         self._max_call_s = longest_call_s(workers)
         self._largest = largest or {}
         self._workers = workers
@@ -96,9 +96,9 @@ class DecodeGate:
         self._gathered: list[_Waiter] | None = None  # the batch that `@serve.batch` is gathering
         self._numbers = count()
         self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
-        self.batches = 0  # batches started so far
-        self.tasks = 0  # tasks started so far
-        # Smoothed cost of a frame without the fixed cost of a call (CALL_FRAMES). It is 0 before the first batch.
+        self.batches = 0  # number of batches started
+        self.tasks = 0  # number of tasks started
+        # Smoothed cost of a frame, excluding the fixed cost of a call (CALL_FRAMES). It is 0 before the first batch.
         self.seconds_per_frame, self._tried_s = 0.0, tried_s
         self.wait_s = 0.0  # smoothed seconds that urgent tasks wait for a worker
 
@@ -108,17 +108,17 @@ class DecodeGate:
 
     @property
     def load(self) -> int:
-        """Number of waiting tasks per worker, rounded down; 0 while each task finds an idle worker immediately.
+        """Number of waiting tasks per worker, rounded down; 0 while every task finds an idle worker immediately.
 
-        Tasks without a deadline do not count, because they have no listener.
+        Tasks without a deadline are not counted, because they have no listener.
         """
         return sum(waiter.deadline_s < inf for waiter in self._waiting) // self._workers
 
     @property
     def capacity(self) -> float:
-        """Number of streams that the workers can decode in real time, estimated from calls so far; infinite if unknown.
+        """Number of streams that the workers can decode in real time, estimated from past calls; infinite if unknown.
 
-        The estimate is low after a start, because a new replica has the fewest streams and receives all new ones.
+        The estimate is low after startup, because a new replica has the fewest streams and receives all new ones.
         """
         seconds_per_frame = self.seconds_per_frame or self._tried_s
         if not seconds_per_frame:
@@ -156,14 +156,14 @@ class DecodeGate:
             asyncio.get_running_loop().call_later(min(starts_s) - now_s, self._dispatch)
             return
         if first.is_urgent(now_s):
-            self._returns_s = self._returns_s[1:]  # this may be the stream for which a worker is reserved
+            self._returns_s = self._returns_s[1:]  # this may be the stream that the worker was reserved for
         elif self._idle_workers <= len(self._returns_s):
             asyncio.get_running_loop().call_later(self._returns_s[0] - now_s, self._dispatch)  # at the latest
             return
         self._start(self._next_batch(first, now_s))
 
     def _starts_s(self, waiter: _Waiter, alike: int) -> float:
-        """Return the time until which a task waits although a worker is idle. `alike` tasks have the same shape."""
+        """Return the time until which a task waits even if a worker is idle. `alike` tasks have the same shape."""
         frames, silent = shape = waiter.task.shape
         if silent or not self._has_many_workers or self._idle_workers == self._workers:
             return waiter.came_s  # without a running call, further tasks may never arrive to share one
@@ -174,7 +174,7 @@ class DecodeGate:
         return min(waiter.came_s + share_wait_s, waiter.deadline_s - call_s - _PLENTY_S)
 
     def _next_batch(self, first: _Waiter, now_s: float) -> list[_Waiter]:
-        """Remove and return the tasks that share a call with `first`, as many as keep the most urgent task in time.
+        """Remove and return the tasks to share a call with `first`, as many as allow the most urgent one to be in time.
 
         With many workers, an urgent call contains only urgent tasks, because another worker is soon idle for the rest.
         """
@@ -195,13 +195,13 @@ class DecodeGate:
         frames, silent = shape
         largest = self._largest.get(frames, self._max_batch_size)
         most_frames, in_time = self._frames_within(self._max_call_s), self._frames_within(left_s / _LONG)
-        if in_time >= frames:  # otherwise the task is late in any case, and a larger call costs less per frame
+        if in_time >= frames:  # otherwise the task will be late anyway, and a larger call costs less per frame
             most_frames = min(most_frames, in_time)
         most = min(waiting, self._max_batch_size, most_frames // frames, largest)
         return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
     def _frames_within(self, call_s: float) -> int:
-        """Return how many frames one call of at most `call_s` can have, estimated from the cost of frames so far."""
+        """Return how many frames fit in one call of at most `call_s`, estimated from the cost of past frames."""
         most = call_s / self.seconds_per_frame - CALL_FRAMES if self.seconds_per_frame else inf
         return max(0, int(min(self._max_batch_frames, most)))
 
@@ -225,7 +225,7 @@ class DecodeGate:
         self, running: asyncio.Future[list[Decoded | BaseException]], batch: list[_Waiter], seconds: float
     ) -> None:
         self._running.discard(running)
-        if self._gathered is batch:  # the whole batch was cancelled or failed before it was gathered
+        if self._gathered is batch:  # the entire batch was cancelled or failed before it was gathered
             self._gathered = None
         if not batch[0].task.silent:  # silent tasks cost far less per frame
             frames = sum(len(waiter.task.codes) for waiter in batch) + CALL_FRAMES

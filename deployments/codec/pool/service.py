@@ -1,4 +1,4 @@
-"""Work of a codec replica, independent of Ray: takes a request and a source of frames, and yields PCM."""
+"""The work of a codec replica, independent of Ray: turn a request and a source of frames into PCM."""
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -21,25 +21,25 @@ from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import AllFrames, Generate
 from deployments.speech_detection import EndingGuard, LeadingSilence
 
-_GPU_FRAMES = 9  # first frames of a stream on the GPU while the pool is idle; a CPU needs this time to take over
+_GPU_FRAMES = 9  # number of first frames decoded on the GPU while the pool is idle; a CPU needs this time to take over
 
 
 class Placement:
-    """Split of streams between the talker's GPU and this replica, by the replica's free capacity."""
+    """Split of streams between the talker's GPU and this replica, based on the replica's free capacity."""
 
     def __init__(self, placement: CodecPlacement, *, beside: "Placement | None" = None) -> None:
         """Create the `placement` of one of several models. `beside` is another model's placement on this replica."""
         self._placement = placement
         self._counter = beside or self
-        self._num_here = 0  # streams that this replica decodes, over all models
+        self._num_here = 0  # streams that this replica decodes, across all models
         self.talker_on_gpu = False  # set after a talker has reported its device
 
     @contextmanager
     def admit(self, capacity: float, *, background: bool = False) -> Iterator[int]:
         """Admit a stream during the context. Yields the number of frames to request from the GPU.
 
-        `capacity` is the number of streams that the workers can decode. A segment of a job does not count, because it
-        takes no worker from other streams.
+        `capacity` is the number of streams that the workers can decode. Job segments are not counted, because they
+        take no workers away from other streams.
         """
         gpu_frames = 0 if background and self._placement != "inline" else self._gpu_frames(capacity)
         decodes_here = gpu_frames < ALL_FRAMES and not background
@@ -60,7 +60,7 @@ class Placement:
 
 
 class CodecService:
-    """Decoding service of one replica. Streams share the workers through a gate that serves urgent streams first."""
+    """A replica's decoding service. Streams share the workers through a gate that serves urgent streams first."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class CodecService:
         self._shares_calls = config.workers >= MANY_WORKERS
         decoder, tried = self._codec.decoder, self._codec.tried
         self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
-        self._readers = Workers(config.workers, on_gpu=False)  # for recordings, separate from decoding of chunks
+        self._readers = Workers(config.workers, on_gpu=False)  # for recordings, separate from chunk decoding
         self._processes: WorkerProcesses | None = None
         if decodes_in_processes(config, decoder):
             longest_s = longest_call_s(config.workers)
@@ -104,7 +104,7 @@ class CodecService:
         return self._codec.frame_s
 
     def placement_of(self, model: str) -> Placement:
-        """Return the placement of one of several models, or of the single model."""
+        """Return the placement for one of several models, or for the only model."""
         return self._placements.get(model, self.placement)
 
     @property
@@ -137,7 +137,7 @@ class CodecService:
         )
         with self.placement_of(request.model).admit(self.gate.capacity, background=request.background) as gpu_frames:
             if start.undelivered is not None and len(start.undelivered):
-                gpu_frames = 0  # the talker does not decode the frames whose audio is missing here
+                gpu_frames = 0  # the talker will not decode the frames whose audio is missing here
             asked = replace(request, reference_codes=reference_codes, gpu_frames=gpu_frames)
             frames = with_failover(AllFrames(generate, asked, frame_samples))
             async with aclosing(decoder.run(frames, gpu_frames=gpu_frames)) as chunks:
@@ -145,7 +145,7 @@ class CodecService:
                     yield chunk
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop the cached results of `voices`. Returns the number of dropped results."""
+        """Drop cached results for `voices`. Returns the number of results dropped."""
         return self._codec.forget(voices)
 
     async def decode_batch(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
@@ -161,7 +161,7 @@ class CodecService:
         return outcomes
 
     async def _begin(self, request: SynthesisRequest) -> tuple[Codes | None, DecoderState]:
-        """Return the reference's codes, and the decoder state after the reference, from which the speech continues."""
+        """Return the reference's codes, and the decoder state after them, from which the speech continues."""
         reference = request.reference
         if reference is None or reference.x_vector_only:
             return None, self._codec.decoder.initial_state()
@@ -173,7 +173,7 @@ class CodecService:
         return prepared
 
     def _start(self, resume: Progress | None, reference_codes: Codes | None, state: DecoderState) -> DecodingStart:
-        """Return where decoding starts: after the reference, or where another replica stopped."""
+        """Return where to start decoding: after the reference, or where another replica stopped."""
         if resume is None or not len(resume.codes):
             return DecodingStart(state)
         decoder, to_recall = self._codec.decoder, None

@@ -1,4 +1,4 @@
-"""Decoding of one stream: reads frames ahead, splits them into chunks, and yields PCM with codes."""
+"""Decoding of a single stream: reads frames ahead, splits them into chunks, and yields PCM with codes."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _NO_PCM: Pcm = np.zeros(0, np.int16)
 
 
 class FrameBuffer(PendingFrames):
-    """Buffer of one stream's frames, filled by a separate task. Codes are small, so the talker never waits."""
+    """Buffer for a stream's frames, filled by a separate task. Codes are small, so the talker never has to wait."""
 
     def __init__(self, chunks: AsyncGenerator[FrameChunk, None], frame_samples: int, first: Codes | None) -> None:
         """Read `chunks` after the frames `first`, as in PendingFrames."""
@@ -75,18 +75,18 @@ class FrameBuffer(PendingFrames):
 
 @dataclass(frozen=True, slots=True)
 class DecodingStart:
-    """Position at which decoding starts: a stream's first frame, or the end of the samples that its listener has."""
+    """Position at which decoding starts: the stream's first frame, or the end of the samples already delivered."""
 
     state: DecoderState
-    to_recall: Codes | None = None  # delivered frames that `state` does not include yet
-    undelivered: Codes | None = None  # frames with missing audio whose codes the caller already has
+    to_recall: Codes | None = None  # delivered frames that are not yet part of `state`
+    undelivered: Codes | None = None  # frames whose codes the caller already has, but whose audio is missing
     position: int = 0  # number of delivered samples
-    skipped: int = 0  # number of delivered samples of the first frame in `undelivered`
+    skipped: int = 0  # number of samples of the first frame in `undelivered` that have been delivered
     in_hand_s: float = 0.0  # see `Progress`
 
 
 class StreamDecoder:
-    """Decoder of one stream from `start` on. Holds the decoder's state until `run` ends."""
+    """Decoder for one stream, beginning at `start`. Holds the decoder's state until `run` ends."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class StreamDecoder:
         load: Callable[[], int] = lambda: 0,
         background: bool = False,
     ) -> None:
-        """`load` returns the number of steps by which to widen chunks. `background` marks a segment of a job."""
+        """`load` returns the number of steps by which to widen chunks. `background` marks a job segment."""
         self._decode, self._plan, self._start, self._load = decode, plan, start, load
         self._silence, self._guard = silence, guard
         self._frame_samples, self._sample_rate = frame_samples, sample_rate
@@ -139,7 +139,7 @@ class StreamDecoder:
                 chunk = self._deliver(audio.chunk(new_codes, pcm, buffer.over))
                 reason = chunk.finish_reason
                 if count and not self._listener.has_begun:
-                    self._plan.restart()  # silent so far; a wider chunk would delay the first sound
+                    self._plan.restart()  # no sound yet; a wider chunk would delay the first sound
                 yield chunk
 
     async def _decoded(self, codes: Codes, count: int) -> Pcm:
@@ -163,7 +163,7 @@ class StreamDecoder:
     ) -> AsyncGenerator[PcmChunk, None]:
         """Yield the talker's audio as it arrives.
 
-        After all codes for it have arrived, the decoder's state is recalled in parallel.
+        Once all its codes have arrived, the decoder's state is recalled in parallel.
         """
         received: list[Codes] = []  # frames whose audio has arrived
         recall: asyncio.Task[DecoderState] | None = None
@@ -182,7 +182,7 @@ class StreamDecoder:
                     if buffer.ended:
                         await _cancel(recall)  # its codes include frames whose audio will not arrive
                         recall = None
-                        break  # the remaining frames are decoded here
+                        break  # the remaining frames will be decoded here
                     await buffer.wait(None)
                     continue
                 chunk = self._deliver(audio.chunk(codes, pcm, reason))
@@ -197,7 +197,7 @@ class StreamDecoder:
             await _cancel(recall)
 
     async def _recall(self, codes: Codes, ahead_s: float) -> DecoderState:
-        """Return the state after `codes`. The last `ahead_s` seconds of their audio are not delivered yet."""
+        """Return the state after `codes`. The last `ahead_s` seconds of their audio have not been delivered yet."""
         state = self._state
         deadline_s = self._listener.deadline_s(time.monotonic()) + ahead_s
         for size in self._plan.recall_sizes(len(codes)):
@@ -207,7 +207,7 @@ class StreamDecoder:
         return state
 
     async def _next_count(self, buffer: FrameBuffer) -> int:
-        """Wait for frames. Returns the number of frames to decode next; 0 only after the last frame."""
+        """Wait for frames. Returns the number to decode next; 0 only after the last frame."""
         while True:
             ended, lead_s = buffer.ended, self._listener.lead_s(time.monotonic())
             count = self._plan.next_size(buffer.available, ended=ended, lead_s=lead_s, load=self._load())
@@ -217,7 +217,7 @@ class StreamDecoder:
 
 
 async def _cancel(task: asyncio.Task[DecoderState] | None) -> None:
-    """Cancel `task` if its result is no longer needed, and wait until it ends. None is ignored."""
+    """Cancel `task`, whose result is no longer needed, and wait until it ends. None is ignored."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""Threads and processes that decode for a replica, with detection of hangs and replacement of ended processes.
+"""A replica's decoding threads and processes, with detection of hangs and replacement of dead processes.
 
-Decoding consists of hundreds of short Python steps, so threads of one process wait for each other and block the event
-loop. On sixteen cores, two replicas with seven threads made 27 seconds of audio per second, and seven replicas with two
-threads made 63. This module also defines the messages between the processes.
+Decoding consists of hundreds of short Python steps, so threads in one process wait for each other and block the event
+loop. On sixteen cores, two replicas with seven threads produced 27 seconds of audio per second; seven replicas with two
+threads produced 63. This module also defines the messages between the processes.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from deployments.serving.starvation import ThreadWork
 logger = logging.getLogger(__name__)
 
 _CHECK_S = 0.25
-# A decoding thread on a CPU is always busy. On a GPU it may wait, but calls are much shorter than this limit.
+# A decoding thread on a CPU is always busy. On a GPU it may have to wait, but calls are much shorter than this limit.
 _LONGEST_IDLENESS_S = 1.25
 _LONGEST_GPU_CALL_S = 1.5
-_FORK_S = 10.0  # time limit for a new worker to send its process id
+_FORK_S = 10.0  # time within which a new worker must send its process id
 _STOP_S = 5.0
-# A process with several threads must not fork.
+# A multithreaded process must not fork.
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 FORK = b"f"  # message that accompanies the socket of a new worker
 
-SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position after the audio, or the error
+SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # the audio and the position after it, or the error
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class Workers:
 
 
 class _Watched:
-    """A call whose progress another thread can observe."""
+    """A call whose progress can be observed from another thread."""
 
     def __init__(self) -> None:
         self._work: ThreadWork | None = None  # set while the call runs
@@ -99,11 +99,11 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True)
 class SharedTask:
-    """DecodeTask whose current and next state are in shared memory."""
+    """DecodeTask whose current and next states are in shared memory."""
 
     codes: Codes
     position: int
-    source: int | None  # cell of the current state; None at the beginning of a stream
+    source: int | None  # cell that holds the current state; None at the beginning of a stream
     target: int  # cell for the next state
     silent: bool
     followed_by: int
@@ -111,7 +111,7 @@ class SharedTask:
 
 @dataclass(frozen=True, slots=True)
 class SharedOutcomes:
-    """Outcomes of the tasks of one call, in order."""
+    """Outcomes of a call's tasks, in order."""
 
     outcomes: list[SharedOutcome]
     repaired: int  # number of streams whose call was repeated in float32
@@ -119,7 +119,7 @@ class SharedOutcomes:
 
 @dataclass(frozen=True, slots=True)
 class DecoderChoice:
-    """Decoder to load, and the shapes of its calls."""
+    """Which decoder to load, and the shapes of its calls."""
 
     directory: str
     precision: str
@@ -130,8 +130,8 @@ class DecoderChoice:
 class WorkerProcesses:
     """Pool of `count` decoder processes, forked from one process that has loaded the weights. See worker_process.py.
 
-    A process that dies or hangs is replaced, and another process repeats the call. A repetition is safe because states
-    are never written in place.
+    A process that dies or hangs is replaced, and another process repeats the call. Repeating a call is safe, because
+    states are never written in place.
     """
 
     def __init__(self, count: int, decoder: CodecDecoder, choice: DecoderChoice) -> None:
@@ -170,9 +170,9 @@ class WorkerProcesses:
         return self._first.poll() is not None
 
     def decode(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
-        """Run `decode_batch` in a process. Allows as many concurrent calls as there are processes. Raises CodecLost."""
+        """Run `decode_batch` in a process. There can be as many concurrent calls as processes. Raises CodecLost."""
         cells = [self._states.acquire() for _ in tasks]
-        copies: list[Cell] = []  # cells for states from outside shared memory, held during this call
+        copies: list[Cell] = []  # cells for states that were not in shared memory, held during this call
         shared = [self._shared(task, cell.number, copies) for task, cell in zip(tasks, cells, strict=True)]
         done = self._call(shared) or self._call(shared)
         if done is None:
@@ -195,7 +195,7 @@ class WorkerProcesses:
         return SharedTask(task.codes, state.position, source, target, task.silent, task.followed_by)
 
     def _call(self, tasks: list[SharedTask]) -> SharedOutcomes | None:
-        """Return the outcomes of one worker; None if the worker died."""
+        """Return one worker's outcomes; None if the worker died."""
         worker = self._idle.get()
         try:
             outcomes = worker.call(tasks)
@@ -219,7 +219,7 @@ class WorkerProcesses:
 
 
 class _WorkerProcess:
-    """A decoder process and the connection to it."""
+    """A decoder process with the connection to it."""
 
     def __init__(self, connection: Connection, process: int) -> None:
         self._connection, self._process = connection, process

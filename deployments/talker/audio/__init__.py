@@ -1,1 +1,1 @@
-"""Audio decoding on the talker's device, and scheduling of its codec calls."""
+"""Audio decoding on the talker's device, and the scheduling of its codec calls."""

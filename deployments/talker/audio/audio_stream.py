@@ -11,34 +11,34 @@ from deployments.listener import Listener
 MAX_WAITING = CODE_RING // 2
 _MIN_LEAD_S = 0.06  # covers one decode call and one frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
-_RECALL_PATIENCE_S = 0.1  # for this long, newer streams may go before a recall, which takes many calls
+_RECALL_PATIENCE_S = 0.1  # how long newer streams may be served before a recall, which takes many calls
 # A stream with _SHARING_LEAD_S of buffered audio waits up to _SHARE_WAIT_S for other streams to share its call.
 _SHARING_LEAD_S = 0.4
 _SHARE_WAIT_S = 0.1
 _FEW_STREAMS = 15  # with more streams, some steps of the ramp are skipped
 # A shared call (rule 3) starts once one in _SHARING streams wants the same number of frames. It has at most
-# _BULK_FRAMES frames, to limit how long first frames wait. From _MANY_STREAMS streams on, the limit is doubled, because
-# long calls take less time per frame, and the device is fully used.
+# _BULK_FRAMES frames, to limit how long first frames wait. With _MANY_STREAMS streams or more, the limit is doubled,
+# because long calls take less time per frame, and the device is fully used.
 _SHARING = 4
 _BULK_FRAMES = 96
 _MANY_STREAMS = 128
-_BACKGROUND_FRAMES = 48  # limit for a call of background streams while listeners may have to wait for it
+_BACKGROUND_FRAMES = 48  # limit on a call for background streams while listeners may have to wait for it
 
 
 @dataclass(slots=True, eq=False)
 class AudioStream:
-    """Progress of a stream's frames: written, in calls, and decoded.
+    """Progress of a stream's frames: how many are written, in calls, and decoded.
 
-    Only methods of this class modify the progress. Each of them updates when the stream may need its next call.
+    Only this class's methods modify the progress. Each of them updates the time when the next call may be needed.
     """
 
     sequence_id: int
     slot: int
     num_recalled: int  # leading frames whose audio already exists
-    num_wanted: int  # frames to decode in total, including recalled frames
+    num_wanted: int  # total number of frames to decode, including recalled frames
     opened_s: float
     frame_s: float  # duration of a frame in seconds
-    is_background: bool  # whether it is a segment of a job
+    is_background: bool  # whether it is a job segment
     listener: Listener
     num_before: int = 0  # frames of the sequence whose audio the listener had at the start
     num_written: int = 0  # frames whose codes are in the slot
@@ -75,7 +75,7 @@ class AudioStream:
         return self.listener.deadline_s(self.opened_s)
 
     def awaits_first_sound(self, now_s: float) -> bool:
-        """Return whether a first sound is imminent. A stream opened long ago may be waiting for text."""
+        """Return whether a first sound is imminent. A stream that was opened long ago may be waiting for text."""
         return not self.listener.has_begun and now_s - self.opened_s < _SHARE_WAIT_S
 
     def has_slack(self, now_s: float) -> bool:
@@ -86,7 +86,7 @@ class AudioStream:
         )
 
     def call_size(self, now_s: float, load: int) -> int:
-        """Return the number of waiting frames for the next call, 0 to wait for more. See `ChunkPlan` for `load`."""
+        """Return the number of waiting frames for the next call, or 0 to wait for more. See `ChunkPlan` for `load`."""
         if self.is_recalling:
             return parts(min(self.num_waiting, self.num_recalled - self.num_called), _CALL_SIZES)[0]
         lead_s = self.listener.lead_s(now_s) + self._under_way_s
@@ -94,7 +94,7 @@ class AudioStream:
         return self._plan.size(self.num_waiting, ended=ended, lead_s=lead_s, load=load)
 
     def write(self, num_frames: int) -> None:
-        """Count `num_frames` frames whose codes were written to the slot."""
+        """Count `num_frames` frames whose codes have been written to the slot."""
         self.num_written += num_frames
         self._replan()
 
@@ -117,13 +117,13 @@ class AudioStream:
         self._replan()
 
     def deliver(self, num_frames: int, now_s: float) -> None:
-        """Count the audio of the next frames, which is delivered now."""
+        """Count the audio for the next frames, which is being delivered now."""
         self.num_decoded += num_frames
         self.listener.deliver(num_frames * self.frame_s, now_s=now_s)
         self._replan()
 
     def drop_quiet(self, num_frames: int) -> None:
-        """Count the next frames as silent, and restart the ramp because the listener has not heard a sound yet."""
+        """Count the next frames as silent, and restart the ramp, because the listener has not yet heard any sound."""
         self.num_decoded += num_frames
         self._plan.restart()
         self._replan()
@@ -181,7 +181,7 @@ def choose_call(
 
     1. Serve an urgent stream, together with other streams that want the same number of frames.
     2. Wait if a call is running, because none of the streams is urgent.
-    3. Batch the streams that are ahead of playback once enough of them want the same number of frames.
+    3. Batch streams that are ahead of playback once enough of them want the same number of frames.
     4. Wait if a listener is waiting for a first sound.
     5. Serve background streams.
 
@@ -203,7 +203,7 @@ def choose_call(
 
 
 def _candidates(streams: Collection[AudioStream], now_s: float) -> list[_Candidate]:
-    """Return the streams with enough frames for a call, urgent streams first, then in order of deadlines."""
+    """Return the streams with enough frames for a call: urgent streams first, then by deadline."""
     load = max(0, len(streams).bit_length() - _FEW_STREAMS.bit_length())
     candidates = list[_Candidate]()
     for stream in streams:
@@ -241,11 +241,11 @@ def _background_call(candidates: list[_Candidate], streams: Collection[AudioStre
 
 
 def _most_sharing(streams: Collection[AudioStream], num_frames: int) -> int:
-    """Return the maximum number of streams that share a call of `num_frames` frames each."""
+    """Return the maximum number of streams that can share a call of `num_frames` frames each."""
     bulk = 2 * _BULK_FRAMES if len(streams) >= _MANY_STREAMS else _BULK_FRAMES
     return max(1, bulk // num_frames)
 
 
 def _power_of_two(most: int) -> int:
-    """Round down to a power of two. Calls of these sizes are captured, and other sizes would be padded."""
+    """Round down to a power of two. Calls of these sizes have been captured; other sizes would be padded."""
     return 1 << most.bit_length() - 1

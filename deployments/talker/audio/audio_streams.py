@@ -1,7 +1,7 @@
-"""Streams that are decoded on the talker's device, in part or completely.
+"""Streams that are decoded, partly or completely, on the talker's device.
 
 Frames are added as the talker makes them, and PCM is returned as it becomes ready. The engine does not depend on slots,
-batches or graphs. `choose_call` schedules the calls. `DecodeGate` schedules calls of the codec pool by different rules.
+batches or graphs. `choose_call` schedules the calls. In the codec pool, `DecodeGate` schedules by different rules.
 """
 
 import math
@@ -23,8 +23,8 @@ from deployments.recording_cache import ByRecording
 from deployments.speech_detection import first_sound
 from deployments.talker.audio.audio_stream import MAX_WAITING, AudioStream, choose_call
 
-SLOTS_PER_RECORDING = 4  # one cached state of a recording per four slots
-_MAX_CALLS = 2  # one running and one queued, so later frames form a larger call
+SLOTS_PER_RECORDING = 4  # one cached recording state per four slots
+_MAX_CALLS = 2  # one running and one queued, so that later frames form a larger call
 _WRITTEN_AT_ONCE = MAX_WAITING // 2  # frames per write when a stream opens
 _LOOK_S = 0.001  # interval between checks for calls that have become due
 
@@ -38,14 +38,14 @@ class _RunningCall:
 
 
 class AudioStreams:
-    """Streams with audio from the talker's device. Call all methods in the engine's thread."""
+    """Streams whose audio comes from the talker's device. Call all methods from the engine's thread."""
 
     def __init__(
         self, load: Callable[[], SlotDecoder], *, num_slots: int, frame_s: float, precision: str = "float32"
     ) -> None:
-        """Start without streams. `load` is called for the first stream. A CPU decodes audio only in trials.
+        """Start with no streams. `load` is called for the first one. A CPU decodes audio only in trials.
 
-        `precision` is the number format of the decoder.
+        `precision` is the decoder's number format.
         """
         self.precision = precision
         self._load, self._num_slots, self._frame_s = load, num_slots, frame_s
@@ -53,9 +53,9 @@ class AudioStreams:
         self._streams: dict[int, AudioStream] = {}
         self._calls: list[_RunningCall] = []  # oldest first
         self._next_look_s = -math.inf
-        self._pcm: list[tuple[int, bytes, int]] = []  # sequence id, samples, and number of the stream's frames so far
+        self._pcm: list[tuple[int, bytes, int]] = []  # sequence id, samples, and the stream's number of frames
         self._failed: dict[int, EngineError] = {}
-        # Decoder states after recordings, by key and codes. The limit is a number of states instead of bytes.
+        # Decoder states after recordings, by key and codes. The limit is on the number of states, not on bytes.
         self._recordings = ByRecording[DecoderState](
             max_bytes=max(1, num_slots // SLOTS_PER_RECORDING), size=lambda _: 1
         )
@@ -66,7 +66,7 @@ class AudioStreams:
 
     @property
     def is_idle(self) -> bool:
-        """Whether calls are neither running nor possible."""
+        """Whether no call is running or could be started."""
         waiting = any(stream.num_waiting for stream in self._streams.values())
         return not (self._calls or self._pcm or self._failed or waiting)
 
@@ -90,12 +90,12 @@ class AudioStreams:
         background: bool = False,
         due_s: float | None = None,
     ) -> None:
-        """Start to decode `num_frames` frames after the first `num_delivered` of `prefix` [frames, groups].
+        """Start decoding `num_frames` frames after the first `num_delivered` of `prefix` [frames, groups].
 
         `num_delivered` defaults to the length of `prefix`. The delivered frames are recalled, after the codes of
         `recording`, from which the speech continues; `key` identifies the recording. Raises Overloaded if all slots are
         in use, or half of them for a `background` stream. A stream that has ended in the talker keeps its slot until
-        its audio is complete. `due_s` is the time at which a listener with a part of the audio needs more.
+        its audio is complete. `due_s` is the time at which a listener who has part of the audio needs more.
         """
         if num_frames <= 0:
             return
@@ -136,7 +136,7 @@ class AudioStreams:
         self._dispatch()
 
     def _recall_recording(self, stream: AudioStream, key: bytes) -> None:
-        """Recall all of a recording at once, because the first audio waits for it, and cache the state."""
+        """Recall an entire recording at once, because the first audio has to wait for it, and cache the state."""
         try:
             self._decoder.recall(stream.slot, stream.num_recalled)
         except EngineError as error:
@@ -147,7 +147,7 @@ class AudioStreams:
         self._recordings.keep(key, self._decoder.state(stream.slot))
 
     def add_frames(self, sequence_ids: list[int], codes: Tensor) -> None:
-        """Add the next frame of each stream: codes [streams, groups] on any device, possibly not computed yet."""
+        """Add each stream's next frame: codes [streams, groups] on any device, possibly not computed yet."""
         rows = [row for row, sequence_id in enumerate(sequence_ids) if self._wants(sequence_id)]
         if not rows:
             return
@@ -162,7 +162,7 @@ class AudioStreams:
             self._dispatch()
 
     def prioritise_newest_call(self) -> None:
-        """Make the next work on the talker's device wait for the call that was just started, if it is the only one."""
+        """Make the talker's device wait for the newly started call before its next work, if it is the only call."""
         if len(self._calls) == 1:
             self._decoder.barrier()
 
@@ -179,18 +179,18 @@ class AudioStreams:
         self._failed.pop(sequence_id, None)
         stream = self._streams.pop(sequence_id, None)
         if stream is not None:
-            self._free.append(stream.slot)  # calls run in order, so a running call ends before the slot's next stream
+            self._free.append(stream.slot)  # calls run in order, so a running call ends before the slot is reused
 
     def is_pending(self, sequence_id: int) -> bool:
-        """Return whether the stream has, or will have, audio that has not been taken yet."""
+        """Return whether the stream has, or will have, audio that has not yet been taken."""
         stream = self._streams.get(sequence_id)
         is_decoded = any(owner == sequence_id for owner, *_ in self._pcm) or sequence_id in self._failed
         return is_decoded or (stream is not None and stream.num_decoded < stream.num_written)
 
     def take(self, num_known: Callable[[int], float] = lambda sequence_id: math.inf) -> list[tuple[int, bytes]]:
-        """Return the audio that is ready: s16le samples by sequence id, in order for each stream, without gaps.
+        """Return the audio that is ready: s16le samples by sequence id, in order and without gaps within each stream.
 
-        `num_known` returns the number of frames of a sequence whose codes the host has read. Audio of later frames is
+        `num_known` returns how many of a sequence's frames have codes that the host has read. Audio for later frames is
         held back, because a device may decode frames before the host reads their codes.
         """
         while self._calls and self._calls[0].decode_call.done:
@@ -208,7 +208,7 @@ class AudioStreams:
         return ready
 
     def take_failures(self) -> list[tuple[int, EngineError]]:
-        """Return the streams whose audio cannot be decoded, with errors. The streams are already closed."""
+        """Return the streams whose audio cannot be decoded, with their errors. They have already been closed."""
         failed, self._failed = list(self._failed.items()), {}
         return failed
 
@@ -218,7 +218,7 @@ class AudioStreams:
         assert slots == list(range(self._num_slots)), f"slots lost or held twice: {slots}"
 
     def _write(self, stream: AudioStream, codes: Codes) -> None:
-        """Write the frames that exist when a stream opens. The frames may exceed the capacity of a slot."""
+        """Write the frames that exist when a stream opens. There may be more of them than a slot can hold."""
         for start in range(0, len(codes), _WRITTEN_AT_ONCE):
             part = codes[start : start + _WRITTEN_AT_ONCE]
             while stream.num_waiting + len(part) > MAX_WAITING:
@@ -238,7 +238,7 @@ class AudioStreams:
 
     def _start_next_call(self) -> _RunningCall | None:
         if not self._streams:
-            return None  # the decoder may not be loaded yet
+            return None  # the decoder may not have been loaded yet
         streams, largest = self._streams.values(), self._decoder.largest_batch
         chosen = choose_call(streams, time.monotonic(), is_busy=bool(self._calls), largest_batch=largest)
         return None if chosen is None else self._start_call(chosen.streams, chosen.num_frames)
@@ -251,18 +251,18 @@ class AudioStreams:
         return _RunningCall(decode_call, streams, audible, num_frames)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop the cached results of `voices`. Returns the number of dropped results."""
+        """Drop cached results for `voices`. Returns the number of results dropped."""
         return self._recordings.forget(voices)
 
     def _collect_call(self, call: _RunningCall) -> None:
         for stream, audible, pcm in zip(call.streams, call.audible, call.decode_call.result(), strict=True):
             if self._streams.get(stream.sequence_id) is not stream:
-                continue  # closed during the call
+                continue  # the stream was closed during the call
             if isinstance(pcm, EngineError):
                 self.close(stream.sequence_id)
                 self._failed[stream.sequence_id] = pcm
                 continue
-            # The call may have extended beyond the end.
+            # The call may have extended past the end.
             num_frames = min(call.num_frames, stream.num_wanted - stream.num_decoded)
             if audible:
                 self._deliver(stream, num_frames, pcm[: num_frames * (len(pcm) // call.num_frames)])

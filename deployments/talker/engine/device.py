@@ -1,4 +1,4 @@
-"""Differences between CPU and GPU outside the engine's steps. `ModelRunner` contains the differences of steps."""
+"""Differences between CPU and GPU outside the engine's steps. `ModelRunner` handles those within steps."""
 
 import fcntl
 import math
@@ -21,26 +21,26 @@ from deployments.weights.store import Report, cache_directory
 
 _SYSFS = Path("/sys")
 _GPU_MEMORY_FRACTION = 0.85  # default share of a GPU's memory
-MAX_LEAD_S = 8.0  # on a GPU, a sequence this far ahead of playback sits out steps while others wait
+MAX_LEAD_S = 8.0  # on a GPU, a sequence this far ahead of playback sits out steps while others are waiting
 
 
 class EngineDevice:
-    """Device of the settings, with its dtype and KV block size. Tests override these."""
+    """The configured device, with its dtype and KV block size. Tests override these."""
 
     def __init__(self, config: TalkerConfig, name: str = "") -> None:
-        """Create the device of the settings, or the device `name` instead."""
+        """Create the configured device, or the device `name` instead."""
         name = name or config.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(name)
         self.on_gpu = self.device.type == "cuda"
         self.max_lead_s = MAX_LEAD_S if self.on_gpu else math.inf  # a CPU has time for all of its rows
-        # flash-attn does not support blocks of less than 256.
+        # flash-attn does not support blocks smaller than 256.
         self.block_size = 16 if not self.on_gpu else 256 if config.attention == "flash_attn" else 64
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Type of the talker's weights, keys and values. Queries the GPU, so `begin` must be called before."""
+        """Type of the talker's weights, keys and values. Queries the GPU, so `begin` must be called first."""
         dtype: torch.dtype = getattr(torch, half_precision(capability_of(self.device)) if self.on_gpu else "float32")
         return dtype
 
@@ -58,12 +58,12 @@ class EngineDevice:
         return near
 
     def memory(self) -> GpuMemory | None:
-        """Return the memory of a GPU. The KV cache gets the rest of it. Call this before anything is loaded."""
+        """Return the GPU's memory, of which the KV cache gets the rest. Must be called before anything is loaded."""
         return GpuMemory(self.device) if self.on_gpu else None
 
 
 def cache_bounds(config: TalkerConfig, block_bytes: int, block_size: int) -> CacheBounds:
-    """Return the GPU memory limits of the settings, for settings without `kv_cache_bytes`."""
+    """Return the configured GPU memory limits, if `kv_cache_bytes` is not set."""
     longest = -(-config.max_model_len // block_size)
     fraction = config.gpu_memory_fraction or _GPU_MEMORY_FRACTION
     return CacheBounds(fraction, (longest + 1) * block_bytes, (config.max_num_seqs * longest + 1) * block_bytes)
@@ -71,7 +71,7 @@ def cache_bounds(config: TalkerConfig, block_bytes: int, block_size: int) -> Cac
 
 @contextmanager
 def turn_on_gpu(report: Report) -> Iterator[None]:
-    """Wait while another engine starts on this GPU, so engines do not measure memory that another one is allocating.
+    """Wait while another engine is starting on this GPU, so that no engine measures memory while another allocates it.
 
     The lock is released when the process exits.
     """
@@ -97,17 +97,17 @@ def _check_card(device: torch.device) -> None:
 
 
 def _use_cpus_near(device: torch.device) -> str | None:
-    """Pin this thread and its later threads to the CPUs of the GPU's NUMA node, where pinned memory is then allocated.
+    """Pin this thread and those it starts to the CPUs of the GPU's NUMA node, so pinned memory is allocated there.
 
     PyTorch's `torch.numa` does this only for processes of torchrun. Returns a description of the CPUs. Returns None and
-    changes nothing if no allowed CPU is near, if all are near, or if the kernel does not report it.
+    changes nothing if no allowed CPU is near, if all are near, or if the kernel does not report which are.
     """
     allowed = os.sched_getaffinity(0)
     properties: Any = torch.cuda.get_device_properties(device)
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         listed = (_SYSFS / "bus/pci/devices" / address / "local_cpulist").read_text(encoding="ascii").strip()
-    except OSError:  # a container may hide sysfs
+    except OSError:  # sysfs may be hidden in a container
         return None
     spans = [part.split("-") for part in listed.split(",") if part]  # such as 0-15,64-79
     near = allowed & {cpu for span in spans for cpu in range(int(span[0]), int(span[-1]) + 1)}

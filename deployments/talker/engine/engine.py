@@ -1,4 +1,4 @@
-"""Talker engine: converts requests to frames, one step at a time. Independent of processes and Ray."""
+"""The talker engine, which converts requests to frames, one step at a time. Independent of processes and Ray."""
 
 import time
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import PromptBuilder
 
 _START_NS = 800_000  # time from scheduling on the host to the start of the step on the device
-# Interval of checks for audio between two steps
+# Interval between checks for audio between two steps
 _AUDIO_POLL_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Results of a step by sequence id. Failed sequences are already removed from the engine."""
+    """A step's results by sequence id. Failed sequences have already been removed from the engine."""
 
     chunks: tuple[tuple[int, FrameChunk], ...] = ()
     failures: tuple[tuple[int, TalkrayError], ...] = ()
@@ -68,9 +68,9 @@ class Engine:
         self.waited_ns = 0  # total time that the host has waited for codes
 
     def add(self, sequence_id: int, request: SynthesisRequest) -> None:
-        """Queue a request. Raises InvalidRequest if it can never run, and Overloaded if the queue is full.
+        """Queue a request. Raises InvalidRequest if it can never run, or Overloaded if the queue is full.
 
-        A request whose listener already has a part of the audio is never rejected as Overloaded.
+        A request whose listener already has part of the audio is never rejected as Overloaded.
         """
         self.check_room(request)
         sequence = self.intake.prepare(sequence_id, request)
@@ -78,7 +78,7 @@ class Engine:
             self._enqueue(sequence)
 
     def check_room(self, request: SynthesisRequest) -> None:
-        """Raise Overloaded if the queue is full and `add` would reject the request."""
+        """Raise Overloaded if the queue is full, so that `add` would reject the request."""
         if request.background or not request.is_continuation:
             self.scheduler.check_room(background=request.background)
 
@@ -86,7 +86,7 @@ class Engine:
         """Admit sequences that fit, make one frame for each running sequence, and return frames, audio and failures.
 
         On a GPU, a call may return without frames if audio is ready earlier, or if new requests can still join the next
-        step. `meanwhile` is called repeatedly while the device works, and may add and abort requests. Raises an error
+        step. `meanwhile` is called repeatedly while the device is busy, and may add and abort requests. Raises an error
         if the engine itself has failed.
         """
         self.runner.run_pending_advance()
@@ -103,21 +103,21 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step would have nothing to do."""
+        """Whether there is nothing for a step to do."""
         works = self._is_running or not self.lanes.is_idle or self.runner.has_pending_advance
         return self.scheduler.is_idle and self.outgoing.is_idle and not works
 
     @property
     def poll_timeout_s(self) -> float:
-        """Seconds that the host may wait for new requests before the device becomes idle."""
+        """Seconds that the host may wait for new requests without the device becoming idle."""
         if self._step is None or self._is_running or not self.lanes.is_idle:
             return 0.0
         return min(max(0.0, (self._step.next_start_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
 
     def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> None:
-        """Append to a live request's text. Raises the errors of `add`. Ignores a request that has ended.
+        """Append to a live request's text. Raises the same errors as `add`. Ignores a request that has ended.
 
-        A sequence starts when there is enough text for its prompt. Each later frame needs one more token.
+        A sequence starts once there is enough text for its prompt. Each subsequent frame needs one more token.
         """
         begun = self.intake.sequence(sequence_id)
         num_ids = 0 if begun is None else len(begun.prompt.trailing)
@@ -136,7 +136,7 @@ class Engine:
         self.outgoing.close(sequence_id)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop cached results of these stored voices. Returns the number of dropped results."""
+        """Drop cached results for these stored voices. Returns the number of results dropped."""
         prompts = self.prompts
         return prompts.speakers.forget(voices) + prompts.references.forget(voices) + self.audio.forget(voices)
 
@@ -147,7 +147,7 @@ class Engine:
 
     def _enqueue(self, sequence: Sequence) -> None:
         if sequence.num_frames >= sequence.limit.frames:
-            self.outgoing.open(sequence)  # the client may lack audio of its last frames
+            self.outgoing.open(sequence)  # the client may not yet have the audio for its last frames
             self.outgoing.end(sequence, sequence.limit.reason)
         else:
             self.scheduler.add(sequence)
@@ -159,7 +159,7 @@ class Engine:
 
     @property
     def _is_running(self) -> bool:
-        """Whether the last step has frames that the host has not read yet."""
+        """Whether the last step has frames that the host has not yet read."""
         return self._step is not None and not self._step.is_collected
 
     def _await_codes(self, meanwhile: Callable[[], None]) -> StepInFlight | None:
@@ -174,7 +174,7 @@ class Engine:
             has_codes = self._step is not None and self._is_running and self._step.queued.has_codes
             if lane_has_frames or has_codes or not self._is_running or self.audio.has_audio:
                 break
-            meanwhile()  # busy waiting, because waking up from a sleep would take longer
+            meanwhile()  # busy-wait, because waking up from a sleep would take longer
         self.waited_ns += time.perf_counter_ns() - start
         return self._step if has_codes else None
 
@@ -190,7 +190,7 @@ class Engine:
         return frames
 
     def _abort_failed(self) -> tuple[tuple[int, TalkrayError], ...]:
-        """Stop the sequences that failed in this step and return their errors."""
+        """Stop the sequences that failed during this step and return their errors."""
         failures = self.step_maker.take_failures()
         for sequence_id, _ in failures:
             self.abort(sequence_id)

@@ -1,7 +1,7 @@
-"""Prediction of the sequences that fit on a GPU, and selection of settings, before anything is loaded.
+"""Predicts how many sequences fit on a GPU, and selects settings, before anything is loaded.
 
 `talkray doctor` and `talkray serve` run `python -m deployments.talker.engine.fit`. The size of the weights is read from
-the headers of their files. The remaining arithmetic is shared with the engine.
+their file headers. The rest of the arithmetic is shared with the engine.
 """
 
 import argparse
@@ -26,30 +26,30 @@ from deployments.talker.state.kv_cache import BESIDE_BYTES, CONTEXT_BYTES, KVCac
 from deployments.weights.checkpoint import read_shapes
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
-_USUAL_POSITIONS = 320  # about twenty seconds of speech with their prompt
-_SPARE_BYTES = 128 << 20  # memory of a small GPU that the engine does not use
-_UNCOUNTED_BYTES = 256 << 20  # besides the tensors of a talker without a codec; 200 MiB were measured on an H100
-_ENCODER_GRAPHS_BYTES = 700 << 20  # captured encoders of recordings; 35 MiB per second of the longest one on an H200
+_USUAL_POSITIONS = 320  # about twenty seconds of speech, plus the prompt
+_SPARE_BYTES = 128 << 20  # memory on a small GPU that the engine leaves unused
+_UNCOUNTED_BYTES = 256 << 20  # beyond the tensors of a talker without a codec; 200 MiB was measured on an H100
+_ENCODER_GRAPHS_BYTES = 700 << 20  # captured recording encoders; 35 MiB per second of the longest recording, on an H200
 _LEAST_ROWS = 4
-_SHORTER = (2048, 1024)  # positions for 160 and 80 seconds; segments of a text last about a minute
+_SHORTER = (2048, 1024)  # positions for 160 and 80 seconds; a text segment lasts about a minute
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Predicted load of a checkpoint on a GPU."""
+    """Predicted memory use and capacity for a checkpoint on a GPU."""
 
-    loaded: int  # bytes of weights and codec
-    kv: int  # bytes of keys and values
-    usual: int  # concurrent sequences of twenty seconds
-    longest: int  # concurrent sequences of the maximum length
+    loaded: int  # bytes for weights and codec
+    kv: int  # bytes for keys and values
+    usual: int  # number of concurrent twenty-second sequences
+    longest: int  # number of concurrent sequences of maximum length
     beside: int = BESIDE_BYTES  # bytes for CUDA and for a step
 
 
 def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> TalkerConfig:
     """Return `config` with settings for a GPU with `free` of `total` bytes. Raises EngineError if nothing fits.
 
-    On a small GPU, selects the fewest rows that still permit the most streams of twenty seconds. Sequences become
-    shorter if none would fit otherwise.
+    On a small GPU, selects the fewest rows that still allow the most twenty-second streams. The maximum sequence
+    length is reduced if nothing would fit otherwise.
     """
     if free >= SMALL_BYTES:
         return config
@@ -66,7 +66,7 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, make
             rows //= 2
         if chosen is not None:
             return chosen
-    predict(directory, tried, total, free, makes_audio=makes_audio)  # raises the reason
+    predict(directory, tried, total, free, makes_audio=makes_audio)  # raises an error with the reason
     raise AssertionError("the smallest settings fit, although none were selected")
 
 
@@ -90,7 +90,7 @@ def predict(directory: Path, config: TalkerConfig, total: int, free: int, *, mak
 
 
 def _talker_bytes(directory: Path, model_config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of the talker with its text table instead of the embedding, and of a base's speaker encoder."""
+    """Return the bytes of the talker, with its text table instead of the embedding, and of a base's speaker encoder."""
     shapes = read_shapes(directory)
     talker = _count(shapes, "talker.") - math.prod(shapes.get(_TEXT_EMBEDDING, (0,)))
     table = (model_config.text_vocab_size + 1) * model_config.talker.hidden_size
@@ -98,10 +98,10 @@ def _talker_bytes(directory: Path, model_config: ModelConfig, dtype: torch.dtype
 
 
 def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: bool) -> int:
-    """Return the bytes of the codec decoder with `num_slots` streams. 0 means that there is no decoder.
+    """Return the bytes of a codec decoder with `num_slots` streams. 0 means that there is no decoder.
 
-    `within_reach` is the number of bytes that the process can allocate. A model that `clones` also has the encoders of
-    recordings, their captured graphs, and decoder states after recordings.
+    `within_reach` is the number of bytes that the process can allocate. A model that `clones` also has recording
+    encoders, their captured graphs, and decoder states after recordings.
     """
     folder = directory / "speech_tokenizer"
     shapes = read_shapes(folder)

@@ -1,6 +1,6 @@
-"""Conversion of requests to sequences, with limits for the length of prompts and speech.
+"""Conversion of requests to sequences, with limits on prompt and speech length.
 
-A complete text becomes a sequence immediately. An unfinished text becomes a sequence once a prompt is possible.
+A complete text becomes a sequence immediately. An unfinished text becomes one once there is enough for a prompt.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ from deployments.talker.state.sequence import FrameLimit, Sequence, TextProgress
 from deployments.talker.text.prompt import Prompt, PromptBuilder
 from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
 
-_TOKEN_S = 0.3  # initial estimate for the duration of a text token
-# Each measured utterance moves the estimate by this share of the difference. A measured duration is limited to between
+_TOKEN_S = 0.3  # initial estimate of a text token's duration
+# Each measured utterance moves the estimate by this share of the difference. Measured durations are clamped to between
 # half and twice _TOKEN_S, because speech may end early.
 _SHOWS = 0.05
-_LONG_CHARS = 16_384  # length from which tokenization takes more than 10 ms
-_END_CHARS = 64  # characters at the end of a text that are searched for tokens that need not be spoken
+_LONG_CHARS = 16_384  # length above which tokenization takes more than 10 ms
+_END_CHARS = 64  # number of characters at the end of a text to search for tokens that need not be spoken
 
 
 @dataclass(slots=True)
@@ -28,22 +28,22 @@ class LiveRequest:
 
     request: SynthesisRequest
     tokens: LiveTokens
-    body: list[int] = field(default_factory=list)  # token ids so far
+    body: list[int] = field(default_factory=list)  # token ids received
     sequence: Sequence | None = None  # set when there is enough text
 
 
 class LengthLimits:
-    """Limits for the positions and frames of a sequence."""
+    """Limits on a sequence's positions and frames."""
 
     def __init__(self, tokenizer: TextTokenizer, *, max_positions: int, frame_s: float) -> None:
-        """Limit prompt and frames together to `max_positions`. A frame lasts `frame_s` seconds."""
+        """Limit the prompt and frames together to `max_positions`. A frame lasts `frame_s` seconds."""
         self._tokenizer, self._max_positions, self._frame_s = tokenizer, max_positions, frame_s
 
     def frame_limit(self, request: SynthesisRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
-        """Return the lowest limit of a sequence. Raises InvalidRequest if its prompt or a later segment is too long.
+        """Return the lowest limit for a sequence. Raises InvalidRequest if its prompt or a later segment is too long.
 
-        As in the official package, the last of `max_new_tokens` yields no frame. An unfinished text has no runaway
-        limit, because its length is unknown.
+        As in the official package, the last of `max_new_tokens` does not produce a frame. There is no runaway limit for
+        an unfinished text, because its length is unknown.
         """
         room = self._max_positions - prompt.num_positions
         if room < 1:
@@ -62,7 +62,7 @@ class LengthLimits:
                 raise self._too_long(num_tokens)
 
     def check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
-        """Raise InvalidRequest if a later segment does not fit, before the speech starts."""
+        """Raise InvalidRequest if a later segment is too long, before the speech starts."""
         num_others = prompt.num_positions - prompt.num_text_tokens
         for text in texts:
             most = 2 * len(text.encode("utf-8", "replace"))  # a token covers at least one byte of the text's NFC form
@@ -88,12 +88,12 @@ class Intake:
         self._token_s = _TOKEN_S
 
     def prepare(self, sequence_id: int, request: SynthesisRequest) -> Sequence | None:
-        """Return the sequence of a request. Returns None for a live request, whose text arrives by `append_text`."""
+        """Return a request's sequence. Returns None for a live request, whose text arrives through `append_text`."""
         self._limits.check_bytes(self._prompts.texts(request))
         request = self._prompts.with_codes(request)
         if request.mailbox is None:
             prompt = self._prompts.build(request)
-            if request.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # would need a second pass
+            if request.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # it would need a second pass
                 return self.prepare(sequence_id, replace(request, tail=None))
             sequence = self._make(sequence_id, request, prompt)
             self._count_unspoken(sequence, request.text)
@@ -102,7 +102,7 @@ class Intake:
         return None
 
     def long_texts(self, request: SynthesisRequest) -> list[str]:
-        """Return the texts of a request that are slow to tokenize; empty if `prepare` would reject their bytes."""
+        """Return a request's texts that are slow to tokenize; empty if `prepare` would reject them by size."""
         texts = [text for text in self._prompts.texts(request) if len(text) > _LONG_CHARS]
         try:
             self._limits.check_bytes(texts)
@@ -111,7 +111,7 @@ class Intake:
         return texts
 
     def sequence(self, sequence_id: int) -> Sequence | None:
-        """Return the sequence of a live request; None before it has enough text, and after its text or speech ends."""
+        """Return a live request's sequence; None before there is enough text, or once its text or speech has ended."""
         live = self._live.get(sequence_id)
         return None if live is None else live.sequence
 
@@ -137,7 +137,7 @@ class Intake:
         self._live.pop(sequence_id, None)
 
     def measure_pace(self, sequence: Sequence) -> None:
-        """Update the estimated duration of a token, which places later words, from speech that ended normally."""
+        """Update the estimated token duration, which places later words, based on speech that ended normally."""
         if sequence.finish_reason is FinishReason.STOP:
             took_s = sequence.num_frames * sequence.frame_s / sequence.prompt.num_text_positions
             self._token_s += _SHOWS * (min(max(took_s, _TOKEN_S / 2), 2 * _TOKEN_S) - self._token_s)
@@ -145,7 +145,7 @@ class Intake:
     def _make(
         self, sequence_id: int, request: SynthesisRequest, prompt: Prompt, tokens: LiveTokens | None = None
     ) -> Sequence:
-        """Create a sequence. `tokens` are those of a live request."""
+        """Create a sequence. `tokens` is set for a live request."""
         model = self._prompts.config
         starts = list[int]()
         if request.word_times:
@@ -166,7 +166,7 @@ class Intake:
     def _count_unspoken(self, sequence: Sequence, text: str | list[int]) -> None:
         """Count the tokens at the end of `text`, or of its token ids, that need not be spoken.
 
-        The count is only needed with an alignment head.
+        The count is only needed if there is an alignment head.
         """
         if self._prompts.config.text.alignment_head is not None:
             tokenizer = self._prompts.tokenizer

@@ -1,4 +1,4 @@
-"""Parallel first frames for requests that arrive while a step runs."""
+"""First frames, made in parallel, for requests that arrive while a step is running."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
 
 # Number of lanes, rows per lane, and total positions of the prompts in a lane. With one lane and 20 requests per
-# second, one new sequence in eight would wait for another.
+# second, one in eight new sequences would have to wait for another.
 _LANES, _LANE_ROWS, _LANE_POSITIONS = 2, 8, 256
 _LANE_PRIORITY = -2  # higher than the priority of the codec's stream
 # With more listeners in a step, new sequences wait for the next step, because a lane would prolong the running step.
@@ -18,7 +18,7 @@ _MOST_BESIDE_LANE = 96
 
 
 class Lanes:
-    """Makes first frames of new sequences on a GPU in parallel with the running step.
+    """Makes the first frames of new sequences on a GPU, in parallel with the running step.
 
     A lane makes one frame for each of its sequences, which then join the engine's next step. A CPU has no lanes.
 
@@ -30,9 +30,9 @@ class Lanes:
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, step_maker: StepMaker) -> None:
         self.runners = build_lanes(runner)
         self._scheduler, self._step_maker = scheduler, step_maker
-        self._in_flight: list[StepInFlight] = []  # lane steps whose sequences have not joined the engine's step yet
-        # A lane may only take rows and blocks that steps do not use, because the last step may still run. These counts
-        # were free when the last step was scheduled, minus those that lanes have taken since.
+        self._in_flight: list[StepInFlight] = []  # lane steps whose sequences have not yet joined the engine's step
+        # A lane may only take rows and blocks that no step uses, because the last step may still be running. These are
+        # the numbers that were free when the last step was scheduled, minus those that lanes have taken since.
         self._unused_rows = self._unused_blocks = 0
 
     @property
@@ -40,7 +40,7 @@ class Lanes:
         return not self._in_flight
 
     def begin_step(self) -> None:
-        """Start a new engine step. Later lane work waits for the device's work so far, but not for the new step."""
+        """Start a new engine step. Later lane work waits for work already on the device, but not for the new step."""
         self._unused_rows, self._unused_blocks = self._scheduler.num_free_rows, self._scheduler.blocks.num_free
         for lane in self.runners:
             if lane.cuda_stream is not None:
@@ -65,31 +65,31 @@ class Lanes:
             self._in_flight.append(self._step_maker.queue(ready, lane, after=None))
 
     def collect(self) -> bool:
-        """Deliver the frames of the first lane that has some, and let sequences of finished lanes join the engine.
+        """Deliver the frames of the first lane that has any, and let sequences from finished lanes join the engine.
 
         Returns whether there were frames.
         """
         return any(self._collect(step) for step in [*self._in_flight])
 
     def await_sequence(self, sequence_id: int) -> None:
-        """If a lane runs this sequence, make later engine steps wait for the lane."""
+        """If a lane is running this sequence, make later engine steps wait for that lane."""
         if any(sequence.id == sequence_id for sequence in self._scheduler.in_lanes):
             self._await_all()
 
     def _await_all(self) -> None:
-        """Make later work of the engine's stream wait for all lane work so far."""
+        """Make later work on the engine's stream wait for all existing lane work."""
         for lane in self.runners:
             if lane.cuda_stream is not None:
                 torch.cuda.current_stream().wait_stream(lane.cuda_stream)
 
     def _take_newcomers(self, lane: ModelRunner) -> list[Sequence]:
-        """Return waiting sequences, in order, that now have a row. Stops at the first one that the lane cannot run."""
+        """Give rows to waiting sequences, in order, and return them. Stops at the first one the lane cannot run."""
         taken: list[Sequence] = []
         for sequence in [sequence for sequence in self._scheduler.waiting if not sequence.awaits_text]:
             needed = self._scheduler.blocks.blocks_for(sequence.num_positions + 1)
             has_room = self._unused_rows > 0 and needed <= self._unused_blocks
             if len(taken) == lane.buckets[-1] or not has_room or not _accepts(lane, sequence):
-                break  # sequences keep their order
+                break  # to preserve the order of sequences
             self._scheduler.give_to_lane(sequence)
             self._unused_rows -= 1
             self._unused_blocks -= needed
@@ -97,7 +97,7 @@ class Lanes:
         return taken
 
     def _collect(self, step: StepInFlight) -> bool:
-        """Deliver a lane's frames, or join its sequences after `advance`. Returns whether it delivered frames."""
+        """Deliver a lane's frames, or join its sequences after `advance`. Returns whether frames were delivered."""
         if not step.queued.has_codes:
             return False
         if not step.is_collected:
@@ -116,16 +116,16 @@ class Lanes:
 
 
 def _accepts(lane: ModelRunner, sequence: Sequence) -> bool:
-    """Return whether a lane can run this sequence. Cloned voices and frames need a buffer that lanes do not have."""
+    """Return whether a lane can run this sequence. Cloned voices and existing frames need a buffer that lanes lack."""
     has_dense = sequence.prompt.dense is not None or sequence.num_frames > 0
     return not has_dense and sequence.num_positions <= lane.most_positions
 
 
 def build_lanes(runner: ModelRunner) -> list[ModelRunner]:
-    """Build runners on CUDA streams of high priority that share the weights, KV cache and rows of `runner`.
+    """Build runners on high-priority CUDA streams that share the weights, KV cache and rows of `runner`.
 
-    Each lane has separate step buffers in `FrameNetworks` and `ModelRunner`, because two steps may run concurrently.
-    Only `fused` networks without `deterministic` have lanes, because the buckets of lanes differ.
+    Each lane has its own step buffers in `FrameNetworks` and `ModelRunner`, because two steps may run concurrently.
+    Only `fused` networks have lanes, and only if `deterministic` is not set, because lanes use different buckets.
     """
     shape = runner.shape
     if shape.networks != "fused" or shape.deterministic:

@@ -1,4 +1,4 @@
-"""Chunks that leave the engine: frames of sequences, audio from the talker's device, and ends of streams."""
+"""Chunks that leave the engine: sequences' frames, audio from the talker's device, and the ends of streams."""
 
 import math
 from collections.abc import Callable
@@ -11,31 +11,31 @@ from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.state.sequence import Sequence
 
 _MAX_HELD = 8  # maximum number of frames held back to be sent together
-# Frames of a sequence may wait for further frames if its listener has more than this much buffered audio.
+# A sequence's frames may wait for further frames if its listener has more than this much buffered audio.
 _HOLDING_LEAD_S = 0.41
 
 
 class Outgoing:
-    """Queue of chunks for the readers of streams.
+    """Queue of chunks for the streams' readers.
 
     Frames leave immediately, or together with later frames if the listener has buffered audio. Audio never leaves
-    before its codes. The last chunk of a stream leaves after all audio of the stream.
+    before its codes. A stream's last chunk leaves after all of the stream's audio.
     """
 
     def __init__(self, audio: AudioStreams, info: ModelInfo, *, on_gpu: bool) -> None:
-        """Create a queue. On a CPU, a step takes so long that frames do not wait for later frames."""
+        """Create a queue. On a CPU, steps take so long that frames do not wait for later ones."""
         self._audio, self._frame_samples = audio, info.frame_samples
         self._no_codes: Codes = np.zeros((0, info.num_code_groups), dtype=np.int16)
         self.max_held = _MAX_HELD if on_gpu else 1
-        self._chunks: list[tuple[int, FrameChunk]] = []  # since the last `take`
-        self._ends: dict[int, FrameChunk] = {}  # last chunks that wait for the audio of their streams
+        self._chunks: list[tuple[int, FrameChunk]] = []  # chunks since the last `take`
+        self._ends: dict[int, FrameChunk] = {}  # last chunks waiting for their streams' audio
 
     @property
     def is_idle(self) -> bool:
         return not self._chunks and not self._ends and self._audio.is_idle
 
     def open(self, sequence: Sequence) -> None:
-        """Open the sequence at the decoder, unless it is already open after a preemption. Raises Overloaded."""
+        """Open the sequence in the decoder, unless it is still open after a preemption. Raises Overloaded."""
         if sequence.is_open:
             return
         request = sequence.request
@@ -53,7 +53,7 @@ class Outgoing:
         sequence.is_open = True
 
     def add(self, sequence: Sequence, now_s: float) -> None:
-        """Add the new frame or the end of a sequence. Frames that may wait are held."""
+        """Add a sequence's new frame, or its end. Frames that can wait are held back."""
         if not self._can_wait(sequence, now_s):
             self._chunks.append((sequence.id, self._unsent(sequence)))
 
@@ -68,7 +68,7 @@ class Outgoing:
         self._audio.close(sequence_id)
 
     def take(self, find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
-        """Return the chunks to send now, by sequence id. `find` returns a sequence unless it has ended."""
+        """Return the chunks to send now, by sequence id. `find` returns a sequence, or None if it has ended."""
         added, self._chunks = self._chunks, []
         leaving = []
         for sequence_id, chunk in added:
@@ -93,13 +93,13 @@ class Outgoing:
         return leaving + [(sequence_id, self._ends.pop(sequence_id)) for sequence_id in over]
 
     def _can_wait(self, sequence: Sequence, now_s: float) -> bool:
-        """Return whether frames may wait for further frames, because each message costs time in all later stages."""
+        """Return whether frames may wait for further frames, because each message costs time in every later stage."""
         if sequence.request.gpu_frames >= ALL_FRAMES:
-            return sequence.finish_reason is None  # the audio of the frames will carry them
+            return sequence.finish_reason is None  # they will be sent along with their audio
         return sequence.num_frames - sequence.num_sent < self.max_held and _may_wait(sequence, now_s)
 
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
-        """Return a chunk with all unsent data of a sequence."""
+        """Return a chunk with all of a sequence's unsent data."""
         first, frames = sequence.num_sent, sequence.frames[sequence.num_sent :]
         places = sequence.progress.take()
         readings = (Reading(first, places),) if places else ()

@@ -1,16 +1,16 @@
-"""Scheduling of sequences: admission by free rows and KV blocks, and preemption when blocks run out.
+"""Scheduling of sequences: admission based on free rows and KV blocks, and preemption when blocks run out.
 
-Segments of jobs are called background sequences. Background sequences have a separate queue:
+Job segments are called background sequences. They have a separate queue:
 
-- One of them is admitted per step, if no other sequence is waiting.
+- At most one of them is admitted per step, and only if no other sequence is waiting.
 - Background sequences occupy at most seven eighths of the rows. Alongside others, they occupy at most half of the
   rows and at most 18 rows. The number falls as the number of other sequences rises.
 - Background sequences are preempted only if another sequence would otherwise have no row or no blocks.
 
-`Lanes` may give a listener's new sequence a row while a step runs (`give_to_lane`), and lets it `join` later steps.
+While a step is running, `Lanes` may give a listener's new sequence a row (`give_to_lane`), and later lets it `join`.
 
-A sequence that waits for text (`Pacing`) releases its row and blocks if other sequences wait for them. The sequence is
-prefilled again when no other sequence waits, so new text only waits for one frame.
+A sequence waiting for text (`Pacing`) releases its row and blocks if other sequences are waiting for them. It is
+prefilled again when no other sequence is waiting, so new text has to wait for only one frame.
 """
 
 import math
@@ -26,8 +26,8 @@ from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import Sequence
 
 _RESERVED = 8  # background sequences leave one row in eight free
-# Background sequences get at most _MOST_BESIDE rows beside a listener, one row fewer for each four listeners, and at
-# least _FEWEST_BESIDE rows. More rows would prolong each step, and decoding their samples takes time of the device.
+# Alongside a listener, background sequences get at most _MOST_BESIDE rows, one fewer for every four listeners, and at
+# least _FEWEST_BESIDE. More rows would prolong each step, and decoding their samples takes up time on the device.
 _MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 18, 4, 4
 # A frame is nearly due if the listener has less buffered audio than this, and than this number of steps takes.
 _NEARLY_DUE_STEPS = 3
@@ -36,7 +36,7 @@ _NEARLY_DUE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Work of one step. Sequences in `prefill` are also in `decode`, unless they sit out."""
+    """The work for one step. Sequences in `prefill` are also in `decode`, unless they sit out."""
 
     prefill: list[Sequence]
     decode: list[Sequence]
@@ -53,16 +53,16 @@ class Scheduler:
         self._pacing = Pacing(max_num_seqs=max_num_seqs, max_lead_s=max_lead_s)
         self.waiting: deque[Sequence] = deque()
         self.waiting_background: deque[Sequence] = deque()
-        # All sequences with a row, in `running` or in a lane, by id in the order of admission
+        # All sequences with a row, in `running` or in a lane, by id in order of admission
         self._with_row: dict[int, Sequence] = {}
-        self.running: dict[int, Sequence] = {}  # may take part in steps; with and without listeners
+        self.running: dict[int, Sequence] = {}  # may take part in steps; with or without listeners
         self._running_background: dict[int, Sequence] = {}  # subset of `running`, because each step needs it
-        self._free_rows = deque(range(max_num_seqs))  # like blocks, reused in the order in which they became free
+        self._free_rows = deque(range(max_num_seqs))  # like blocks, reused in the order in which they were freed
         self._finished = Rate()
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step would have nothing to do: all sequences are waiting for text or do not fit."""
+        """Whether there is nothing for a step to do: all sequences are waiting for text or for room."""
         all_await_text = all(sequence.awaits_text for sequence in chain(self.running.values(), self.waiting))
         return all_await_text and not self._has_room_for_background() and not any(map(self._fits, self.waiting))
 
@@ -77,7 +77,7 @@ class Scheduler:
 
     @property
     def in_lanes(self) -> list[Sequence]:
-        """Sequences with a row that have not joined the steps yet. Lanes make their first frames."""
+        """Sequences with a row that have not yet joined the steps. Lanes make their first frames."""
         return [sequence for sequence in self._with_row.values() if sequence.id not in self.running]
 
     @property
@@ -87,14 +87,14 @@ class Scheduler:
 
     @property
     def kv_used_ratio(self) -> float:
-        """Share of KV blocks in use, excluding those of background sequences."""
+        """Share of KV blocks in use, not counting those of background sequences."""
         of_background = sum(len(self.blocks.table(sequence_id)) for sequence_id in self._running_background)
         return self.blocks.used_ratio - of_background / (self.blocks.num_blocks - 1)
 
     def check_room(self, *, background: bool = False) -> None:
         """Raise Overloaded if the queue is full. A free row counts as room.
 
-        The queue of background sequences is limited to an eighth of the number of rows.
+        The background queue is limited to an eighth of the number of rows.
         """
         if background:
             if len(self.waiting_background) >= max(1, self.max_num_seqs // _RESERVED):
@@ -110,7 +110,7 @@ class Scheduler:
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Append a sequence to the queue, or insert it at the head if the client already has part of the audio."""
+        """Append a sequence to the queue, or put it at the head if the client already has part of the audio."""
         if sequence.is_background:
             self.waiting_background.append(sequence)
         elif sequence.request.is_continuation:
@@ -140,7 +140,7 @@ class Scheduler:
             )
 
     def schedule(self) -> Batch | None:
-        """Return the batch of the next step; None if there is nothing to do."""
+        """Return the batch for the next step; None if there is nothing to do."""
         preempted = self._grow_running()
         admitted = [] if preempted else self._admit_waiting() or self._admit_background()
         due = self._pacing.due(self.running.values(), time.monotonic(), self._most_background())
@@ -153,11 +153,11 @@ class Scheduler:
         self._give_row(sequence)
 
     def join(self, sequences: list[Sequence]) -> None:
-        """Let sequences of a lane take part in the next step, unless they have been aborted."""
+        """Let a lane's sequences take part in the next step, unless they have been aborted."""
         self.running.update({sequence.id: sequence for sequence in sequences if self.holds(sequence)})
 
     def retire(self, sequences: list[Sequence]) -> None:
-        """Free the rows and blocks of a batch's finished sequences. Aborted sequences have none."""
+        """Free the rows and blocks of a batch's finished sequences. Aborted sequences no longer have any."""
         now_s = time.monotonic()
         for sequence in sequences:
             sequence.play(now_s)
@@ -173,7 +173,7 @@ class Scheduler:
         self.blocks.check_integrity()
 
     def _grow_running(self) -> bool:
-        """Allocate blocks for the next position of each running sequence, and preempt sequences if none are free.
+        """Allocate blocks for each running sequence's next position, and preempt sequences if none are free.
 
         Returns whether a sequence was preempted.
         """
@@ -190,7 +190,7 @@ class Scheduler:
         return preempted
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Move a sequence back to the head of the queue, to continue later after a prefill with its frames."""
+        """Move a sequence back to the head of the queue. It continues later, after a prefill including its frames."""
         self._release(sequence)
         (self.waiting_background if sequence.is_background else self.waiting).appendleft(sequence)
 
@@ -204,7 +204,7 @@ class Scheduler:
         return max(0, min(left, self.max_num_seqs // 2, beside))
 
     def _admit_background(self) -> list[Sequence]:
-        """Admit at most one background sequence, because prefilling many would delay other sequences."""
+        """Admit at most one background sequence, because prefilling more would delay other sequences."""
         return [self._admit(self.waiting_background[0])] if self._has_room_for_background() else []
 
     def _has_room_for_background(self) -> bool:
@@ -239,7 +239,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence) -> bool:
         """Preempt sequences until a row and blocks are free. Returns whether there is room.
 
-        Preempts background sequences first, then sequences that wait for text, in each case the youngest first.
+        Preempts background sequences first, then sequences waiting for text, youngest first in each case.
         """
         awaiting_text = [running for running in self.running.values() if running.awaits_text]
         preemptible = [*awaiting_text, *self._running_background.values()]
@@ -263,25 +263,25 @@ class Scheduler:
 
 
 class Pacing:
-    """Selection of the sequences for each step among those with a row.
+    """Selects the sequences for each step from those with a row.
 
     Each sequence with a row takes part in a step, with three exceptions.
 
     1. Sequences far ahead of playback sit out while another sequence waits for its first frame or for a frame that is
-       nearly due, because a step with fewer sequences is shorter. Sequences that sit out keep their rows for longer.
+       nearly due, because a step with fewer sequences is shorter. Sequences that sit out hold on to their rows longer.
        When more than half of the rows are in use, they therefore sit out only for frames that are nearly due.
-    2. A sequence sits out while its next frame needs text that the client has not written yet.
+    2. A sequence sits out while its next frame needs text that the client has not yet written.
     3. Background sequences sit out in the same cases, and beyond a number that depends on the load. Such
        sequences are parked: they keep their rows and KV blocks. Background sequences never make others sit out.
     """
 
     def __init__(self, *, max_num_seqs: int, max_lead_s: float) -> None:
-        """Create a selection. Sequences with less than `max_lead_s` of buffered audio never sit out for others."""
+        """Sequences with less than `max_lead_s` of buffered audio never sit out for others."""
         self._max_num_seqs, self._max_lead_s = max_num_seqs, max_lead_s
-        self._scheduled_s = self._step_s = 0.0  # start of the last step, and duration of the step before
+        self._scheduled_s = self._step_s = 0.0  # start of the last step, and duration of the one before
 
     def due(self, running: Collection[Sequence], now_s: float, most_background: int) -> list[Sequence]:
-        """Return the sequences for the step that starts now. Call this once per step, because it measures step times.
+        """Return the sequences for the step starting now. Call this once per step, because it measures step durations.
 
         Alongside others, the step has at most `most_background` background sequences, oldest first.
         """
@@ -297,7 +297,7 @@ class Pacing:
         return due or ready
 
     def _has_urgent(self, ready: list[Sequence], leads: list[float], *, has_rows: bool) -> bool:
-        """Return whether one of these waits for a frame for which other sequences should sit out."""
+        """Return whether one of these is waiting for a frame that other sequences should sit out for."""
         nearly_due_s = min(_NEARLY_DUE_S, _NEARLY_DUE_STEPS * self._step_s)
         return any(
             lead_s < nearly_due_s if sequence.listener.has_begun else has_rows

@@ -39,28 +39,28 @@ if TYPE_CHECKING:
     from deployments.talker.model.speaker_encoder import SpeakerEncoder
     from deployments.talker.runner.recording_encoder import RecordingEncoder
 
-# Needed only by models that clone.
+# Only needed by models that clone.
 _CODEC_ENCODER = "deployments.codec.encoder:CodecEncoder"
 _RECORDING_ENCODER = "deployments.talker.runner.recording_encoder:RecordingEncoder"
 _SPEAKER_ENCODER = "deployments.talker.model.speaker_encoder:SpeakerEncoder"
-# Needed only by networks that Triton compiles.
+# Only needed by networks compiled with Triton.
 _COMPILING_AHEAD = "deployments.gpu.compile_ahead:compiling_ahead"
-_CPU_CACHE_BYTES = GIB  # default size of the KV cache on a CPU
+_CPU_CACHE_BYTES = GIB  # default KV cache size on a CPU
 _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
 
 
 class StartClock:
-    """Timer for the phases of a start. Calls `report` at the beginning of each phase."""
+    """Timer for startup phases. Calls `report` at the beginning of each phase."""
 
     def __init__(self, report: Report = lambda stage: None) -> None:
         self.report = report
         self.seconds: dict[str, float] = {}
-        self._nested_s = 0.0  # duration of phases nested in the current phase
+        self._nested_s = 0.0  # duration of the phases nested in the current one
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Return a context that adds its duration, without nested phases, to phase `name`."""
+        """Return a context that adds its duration, excluding nested phases, to phase `name`."""
         self.report(name)
         start_s, outer_s, self._nested_s = time.perf_counter(), self._nested_s, 0.0
         try:
@@ -71,7 +71,7 @@ class StartClock:
             self._nested_s = outer_s + whole_s
 
     def summary(self) -> str:
-        """Return all phases of at least _WORTH_SAYING_S in one line."""
+        """Return one line that lists all phases lasting at least _WORTH_SAYING_S."""
         parts = [f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items() if seconds >= _WORTH_SAYING_S]
         return f"{sum(self.seconds.values()):.1f} s in all: " + ", ".join(parts)
 
@@ -91,11 +91,11 @@ def throttled(stage: str, report: Report) -> Callable[[int, int], None]:
 
 
 def prepare_nothing(work: Callable[[], None]) -> None:
-    """Do nothing. Each kernel is compiled at its first launch instead."""
+    """Do nothing. Each kernel is instead compiled when it is first launched."""
 
 
 def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
-    """Load, compile, capture and warm up an engine. Engines on the same GPU start one after the other."""
+    """Load, compile, capture and warm up an engine. Engines on the same GPU start one at a time."""
     chosen = EngineDevice(config)
     with chosen.turn(clock.report):
         with clock.phase("starting the device"):
@@ -147,7 +147,7 @@ def build_engine(
             tokenizer = TextTokenizer(directory, model_config.tokens)
             follows = info.supports_instructions
             prompts = PromptBuilder(tables, tokenizer, speaker_encoder, recordings, follows_instructions=follows)
-        # A stream keeps its slot until its audio is complete, while another stream may already have its row.
+        # A stream keeps its slot until its audio is complete, even if another stream already has its row.
         num_slots = 2 * config.max_num_seqs
         audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
         blocks = BlockManager(_num_blocks(config, model_config, dtype, size, memory), size)
@@ -169,7 +169,7 @@ def build_engine(
 
 
 def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: bool = True) -> None:
-    """Capture graphs and run one short utterance, so the first request does not run cold code.
+    """Capture graphs and synthesize a short utterance, so that the first request does not run cold code.
 
     Raises EngineError if the utterance fails, because the engine must then reject requests.
     """
@@ -180,11 +180,11 @@ def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: boo
             capture([engine.runner, *engine.lanes.runners], throttled("capturing GPU work", clock.report))
     with clock.phase("speaking a warm-up"):
         _speak(engine, on_gpu=on_gpu, gpu_frames=2 if on_gpu and makes_audio else 0)
-    torch.cuda.empty_cache()  # releases memory of the warm-up runs before each capture
+    torch.cuda.empty_cache()  # releases memory used by the warm-up runs before each capture
 
 
 def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
-    """Run a short utterance, with audio on a GPU, and with a cloned voice if the model clones."""
+    """Synthesize a short utterance, with audio on a GPU, and with a cloned voice if the model clones."""
     voice = next(iter(engine.model_config.speakers), None)
     options = Sampling(max_new_tokens=3)
     request = SynthesisRequest(
@@ -212,7 +212,7 @@ def load_talker(directory: Path, config: ModelConfig, *, dtype: torch.dtype, dev
 
 
 def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.device) -> "SpeakerEncoder | None":
-    """Load the x-vector network of a base checkpoint in float32; None for other kinds."""
+    """Load a base checkpoint's x-vector network in float32; None for other kinds."""
     if config.speaker_encoder is None:
         return None
     with without_values():
@@ -235,7 +235,7 @@ def _load_audio(
 ) -> AudioStreams:
     """Load the decoder on the talker's device.
 
-    On a CPU, and on a GPU without audio decoding, the first stream that requests audio loads the decoder.
+    On a CPU, or if audio is decoded elsewhere, the decoder is loaded when a stream first requests audio.
     """
     folder = directory / "speech_tokenizer"
     codec = SpeechTokenizerConfig.load(folder)
@@ -249,14 +249,14 @@ def _load_audio(
         return AudioStreams(load, num_slots=num_slots, frame_s=codec.frame_s)
     with clock.phase("loading and capturing the codec"):
         slots = load()
-    torch.cuda.empty_cache()  # releases temporary memory of loading
+    torch.cuda.empty_cache()  # releases temporary memory used during loading
     return AudioStreams(lambda: slots, num_slots=num_slots, frame_s=codec.frame_s, precision=slots.precision)
 
 
 def _num_blocks(
     config: TalkerConfig, model_config: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
 ) -> int:
-    """Return the number of KV blocks that fit into the reserved memory, but at most as many as all rows could use."""
+    """Return the number of KV blocks that fit in the reserved memory, but no more than all rows could use."""
     block_bytes = KVCache.bytes_per_position(model_config.talker, dtype) * block_size
     useful = config.max_num_seqs * -(-config.max_model_len // block_size) + 1
     if config.kv_cache_bytes is not None:

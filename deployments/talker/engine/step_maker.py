@@ -1,4 +1,4 @@
-"""Execution of one step from prompts to frames, for the engine and for lanes."""
+"""Execution of a step, from prompts to frames, for the engine and for lanes."""
 
 import logging
 import time
@@ -20,44 +20,44 @@ from deployments.talker.state.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
-# In steps of at most this many rows, `advance` waits until a first frame is decoded, because a listener waits for it.
+# In steps with at most this many rows, `advance` waits until a first frame has been decoded, because a listener waits.
 _FEW_ROWS = 8
-_MAX_FAILED_PREFILLS = 3  # after this many consecutive failures the engine is assumed to be broken
+_MAX_FAILED_PREFILLS = 3  # after this many consecutive failures, the engine is assumed to be broken
 
 
 @dataclass(slots=True)
 class StepInFlight:
     """A step queued on a runner, by the engine or by a lane.
 
-    Contains the runner's `QueuedStep` with the results, and the engine's notes until the results are delivered.
+    Contains the runner's `QueuedStep` with the results, and the engine's notes for delivering them.
     """
 
     queued: QueuedStep
     runner: ModelRunner
-    # First sequences of the batch, whose frames the host passes to the codec. Frames of the others stay on the device.
+    # The batch's first sequences, whose frames the host passes to the codec. The others' frames stay on the device.
     decoded_late: list[Sequence]
-    previous: QueuedStep | None = None  # previous step, whose `advance` ends before this step has codes
+    previous: QueuedStep | None = None  # the previous step, whose `advance` ends before this step has codes
     is_collected: bool = False  # whether the host has read the frames
-    next_start_ns: int = 0  # if earlier, fewer requests join the step; if later, the device idles
+    next_start_ns: int = 0  # earlier: fewer requests join the step; later: the device is idle
 
 
 class StepMaker:
-    """Common steps of engine and lanes: prefill sequences, queue a step, and deliver its frames."""
+    """Work that the engine and lanes share: prefill sequences, queue a step, and deliver its frames."""
 
     def __init__(
         self, scheduler: Scheduler, intake: Intake, outgoing: Outgoing, audio: AudioStreams, *, eos: int
     ) -> None:
-        """Create a step maker. `eos` as codebook 0 ends speech."""
+        """Create a step maker. If codebook 0 is `eos`, the speech ends."""
         self._scheduler, self._intake, self._outgoing, self._audio = scheduler, intake, outgoing, audio
         self._eos = eos
-        self._failures: list[tuple[int, TalkrayError]] = []  # since `take_failures`
-        self._num_failed_prefills = 0  # in a row
-        self._num_not_finite = 0  # number of sequences since the start
+        self._failures: list[tuple[int, TalkrayError]] = []  # failures since `take_failures` was last called
+        self._num_failed_prefills = 0  # consecutive failures
+        self._num_not_finite = 0  # number of such sequences since startup
 
     def admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
-        """Prefill sequences that now have a row, and open them at the decoder. Returns the sequences that failed."""
+        """Prefill sequences that now have a row, and open them in the decoder. Returns the sequences that failed."""
         failed = self._prefill(sequences, runner)
-        for sequence in (each for each in sequences if each not in failed):  # while the device runs their prompts
+        for sequence in (each for each in sequences if each not in failed):  # while their prompts run on the device
             try:
                 self._outgoing.open(sequence)
             except Overloaded as error:
@@ -68,7 +68,7 @@ class StepMaker:
     def queue(self, sequences: list[Sequence], runner: ModelRunner, after: StepInFlight | None) -> StepInFlight:
         """Queue both halves of a step. `after` is the engine's previous step; None for a lane.
 
-        A GPU decodes frames before MIN_NEW_TOKENS immediately, because a listener waits and speech cannot end there.
+        A GPU decodes frames before MIN_NEW_TOKENS immediately, as a listener is waiting and speech cannot end there.
         """
         decoded_early, decoded_late = list[Sequence](), list[Sequence]()
         for sequence in sequences:
@@ -78,32 +78,32 @@ class StepMaker:
         return StepInFlight(queued, runner, decoded_late, previous=None if after is None else after.queued)
 
     def deliver(self, step: StepInFlight, frames: Codes) -> None:
-        """Pass frames [sequences, groups] of a step to their sequences, and to the codec if it does not have them."""
+        """Pass a step's frames [sequences, groups] to their sequences, and to the codec if it does not have them."""
         self._decode_late(step, frames)
         if step.previous is not None:
             self.follow_text(step.previous)
         self._append_frames(step.queued.sequences, frames)
 
     def follow_text(self, step: QueuedStep) -> None:
-        """Update the text progress from the readings of `advance` of `step`, which places the next frames."""
+        """Update the text progress, which places the next frames, with the readings from the `advance` of `step`."""
         for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
             if self._scheduler.holds(sequence):
                 sequence.progress.read(mass, moment, sequence.prompt)
 
     def take_failures(self) -> tuple[tuple[int, TalkrayError], ...]:
-        """Return errors of sequences since the last call, by id."""
+        """Return sequences' errors since the last call, by id."""
         failures, self._failures = (*self._failures, *self._audio.take_failures()), []
         return failures
 
     def _prefill(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
-        """Prefill sequences together, or separately if that fails. Returns the sequences that failed separately.
+        """Prefill sequences together, or one at a time if that fails. Returns the sequences that failed on their own.
 
         Raises errors of the device, and the last error after _MAX_FAILED_PREFILLS consecutive failures.
         """
         try:
             runner.prefill(sequences)
         except torch.AcceleratorError:
-            raise  # the device is lost
+            raise  # the device has been lost
         except Exception:
             logger.exception("a prefill of %d sequences failed: retrying each sequence separately", len(sequences))
             return [sequence for sequence in sequences if not self._prefill_alone(sequence, runner)]
@@ -130,17 +130,17 @@ class StepMaker:
                 self._audio.prioritise_newest_call()
 
     def _decode_late(self, step: StepInFlight, frames: Codes) -> None:
-        """Pass the frames that `_decode_early` has not decoded to the codec."""
+        """Pass the codec the frames that `_decode_early` has not decoded."""
         no_frame = (NOT_FINITE, self._eos)
         rows = [row for row in range(len(step.decoded_late)) if frames[row, 0] not in no_frame]
         self._audio.add_frames([step.decoded_late[row].id for row in rows], torch.from_numpy(frames[rows]))
 
     def _append_frames(self, sequences: list[Sequence], frames: Codes) -> None:
-        """Append its frame or the end of speech to each sequence."""
+        """Append to each sequence its frame or the end of speech."""
         now_s = time.monotonic()
         for sequence, frame in zip(sequences, frames, strict=True):
             if not self._scheduler.holds(sequence):
-                continue  # aborted during the step
+                continue  # it was aborted during the step
             if frame[0] == NOT_FINITE:
                 self._failures.append((sequence.id, self._count_not_finite()))
                 continue
@@ -154,9 +154,9 @@ class StepMaker:
             self._outgoing.add(sequence, now_s)
 
     def _count_not_finite(self) -> TalkerLost:
-        """Count a sequence with NaN or infinity, and return its error. Another talker may continue the sequence.
+        """Count a sequence that reached NaN or infinity, and return its error. Another talker may continue it.
 
-        Raises EngineError at the second such sequence, because the weights or the device are then broken.
+        Raises EngineError for the second such sequence, because the weights or the device must then be broken.
         """
         self._num_not_finite += 1
         if self._num_not_finite > 1:

@@ -1,1 +1,1 @@
-"""Triton kernels of decoding steps, which match plain PyTorch. Only installations with Triton import the kernels."""
+"""Triton kernels for decoding steps, which match plain PyTorch. They are imported only if Triton is installed."""

@@ -1,7 +1,7 @@
-"""Attention within a frame: one new position per row over at most sixteen positions, fused with surrounding work.
+"""Attention within a frame: one new position per row over at most sixteen positions, fused with the work around it.
 
-The kernel includes QK-norm, RoPE, the cache write and the softmax. The kernel reads the new position's key and
-value from the QKV product instead of the cache, so it does not wait for the write.
+The kernel includes QK-norm, RoPE, the cache write and the softmax. It reads the new position's key and
+value from the QKV product instead of the cache, so it does not have to wait for the write.
 """
 
 import triton
@@ -32,7 +32,7 @@ def _frame_attention(
     both = past * 0 + column
     cached = (row * kv_heads + kv_head).to(tl.int64) * length * head_dim + past * head_dim + column
     known = (past < position) & (column < half)
-    # The previous pass or an earlier one has written these positions.
+    # These positions were written by the previous pass or an earlier one.
     past_1 = tl.load(keys + cached, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
     past_2 = tl.load(keys + cached + half, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
     values_1 = tl.load(values + cached, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
@@ -109,7 +109,7 @@ def _frame_start_attention(
 
 def attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], position: int,
                  out: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
-    """Attend from the new `position` of each row to all positions of its frame so far.
+    """Compute attention from each row's new `position` to all existing positions of its frame.
 
     `caches` are keys and values [rows, kv_heads, length, head_dim] with room for `position`. `out` is [rows, heads *
     head_dim].
@@ -124,7 +124,7 @@ def attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
 
 def attend_frame_start(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], out: Tensor, *,
                        pdl: bool = False) -> None:  # fmt: skip
-    """Compute attention for positions 0 and 1 of each frame in one pass: the two halves of the rows."""
+    """Compute attention for positions 0 and 1 of each frame in one pass. Each position takes half of the rows."""
     keys, values = caches
     num_rows = qkv.shape[0] // 2
     _frame_start_attention[(num_rows, heads.key)](

@@ -1,8 +1,8 @@
-"""Product of a few rows with a weight matrix, fused with surrounding operations. Reads the weights once.
+"""Product of a few rows with a weight matrix, fused with the operations around it. Reads the weights once.
 
 Three forms cover a decoder layer. Each form can divide by the root mean square of its input. RMSNorm's weight is folded
-into the matrix. `1 / rms` is a factor of the whole row and is applied after the product. The sums of squares come from
-the kernel that wrote the row. Each of its programs stores the sum over its columns.
+into the matrix. `1 / rms` is a factor for the entire row, applied after the product. The sums of squares come from the
+kernel that wrote the row, each of whose programs stores the sum over its columns.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Activations:
     parts: int
 
 
-# `matmul` launches one of four kernels with equal parameters:
+# `matmul` launches one of four kernels, which take the same parameters:
 #
 #   x, weight, bias, residual, out   as in `matmul`; None omits the operation at compile time
 #                                    `copied_matmul` gets x and weight as tensor descriptors
@@ -55,13 +55,13 @@ def _silu(x):
 
 @triton.jit
 def _prefetched_residual(residual, place, inside):
-    """Load residual rows early. The rows were complete before the predecessor started, see launch.py."""
+    """Load residual rows early. They were complete before the predecessor started; see launch.py."""
     return tl.load(residual + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
 
 
 @triton.jit
 def _grid(num_rows, n_size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
-    """Return a program's columns and rows, the mask of its output, and its output offsets."""
+    """Return a program's columns and rows, its output mask, and its output offsets."""
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     m = tl.program_id(1) * block_m + tl.arange(0, block_m)
     return n, m, m[:, None] < num_rows, m[:, None] * n_size + n[None, :]
@@ -72,7 +72,7 @@ def _finish(
     total, up, partial, bias, added, out, squares_out, n, m, inside, place, parts_stride, eps,
     k_size: tl.constexpr, gated: tl.constexpr,
 ):  # fmt: skip
-    """Run all operations after the product [block_m, block_n], and store the sums of squares of the results."""
+    """Run all operations that follow the product [block_m, block_n], and store the results' sums of squares."""
     if partial is not None:
         scale = tl.rsqrt(tl.sum(partial, axis=0) / k_size + eps)[:, None]
         total *= scale
@@ -92,7 +92,7 @@ def _finish(
 
 @triton.jit
 def _link(x_tile, w_tile, inside, acc, up, up_from: tl.constexpr, gated: tl.constexpr):
-    """Add one part of the depth to a chain of sums, and to the sums of the second half if gated."""
+    """Add one part of the depth to a chain of sums and, if gated, to the sums for the second half."""
     values = tl.load(x_tile, mask=inside, other=0.0)
     acc = tl.dot(values, tl.load(w_tile), acc, input_precision="ieee")
     if gated:
@@ -249,7 +249,7 @@ def vector_matmul(
     for row in tl.static_range(block_m):
         if squares is not None:
             partial = tl.load(squares + part * parts_stride + row, mask=part < parts, other=0.0)
-        # The row is repeated for each column, because loading it in the layout of the weights avoids an exchange.
+        # The row is repeated for each column, because loading it in the weights' layout avoids an exchange.
         repeated = x + row * k_size + n[:, None] * 0 + k[None, :]
         inputs = ()
         for chunk in tl.static_range(chunks):
@@ -307,7 +307,7 @@ def _normalise(x, squares, weight, out, parts_stride, eps, parts: tl.constexpr, 
 class Product:
     """Operations of a product besides `x @ weight.T`, in order: `/ rms(x)`, the gate, the bias, the residual."""
 
-    eps: float | None = None  # normalizes the input rows; the norm weight is folded into the matrix
+    eps: float | None = None  # if set, the input rows are normalized; the norm weight is folded into the matrix
     gated: bool = False  # weight [2 * n, k]: silu of the first half's product times the second half's product
     pdl: bool = False
 
@@ -315,7 +315,7 @@ class Product:
 def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, product: Product, *,
            bias: Tensor | None = None, residual: Tensor | None = None, leave_squares: bool = False,
            tile: Tile | None = None) -> None:  # fmt: skip
-    """Fill `out.values` [rows, n]. With `leave_squares`, also fill `out.squares` for a product that normalizes `out`.
+    """Fill `out.values` [rows, n]. If `leave_squares` is set, also fill `out.squares` for a product that normalizes it.
 
     `weight` is [n, k] as in nn.Linear ([2n, k] if gated), and `x` is [rows, k]. Sums are float32. A product that
     normalizes requires `x` with its squares. With `product.pdl`, the kernel launched directly before this one must not
@@ -360,7 +360,7 @@ def _stages(tile: Tile, block_m: int, x: Tensor, *, gated: bool) -> int:
 
 
 def measure_squares(x: Activations, *, pdl: bool = False) -> None:
-    """Fill `x.squares` for rows that were not written by a product."""
+    """Fill `x.squares` for rows that a product did not write."""
     num_rows, width = x.values.shape
     _row_squares[(num_rows,)](
         x.values, x.squares, width=width, block=triton.next_power_of_2(width), pdl=pdl, launch_pdl=pdl
@@ -378,7 +378,7 @@ def normalise(x: Activations, weight: Tensor, out: Tensor, eps: float, *, pdl: b
 
 
 def like_rows(num_rows: int, width: int, like: Tensor) -> Activations:
-    """Allocate uninitialized rows with the dtype and device of `like`."""
+    """Allocate uninitialized rows with the same dtype and device as `like`."""
     squares = torch.empty(
         (_MAX_PARTS, max(_MAX_BLOCK_M, triton.next_power_of_2(num_rows))), dtype=torch.float32, device=like.device
     )

@@ -1,7 +1,7 @@
-"""Attention of one new position per row over its paged context, with QK-norm, RoPE, cache write and softmax.
+"""Attention for one new position per row over its paged context, with QK-norm, RoPE, cache write and softmax.
 
-The kernel reads the new position's key and value from the QKV product instead of the cache, so it does not wait for the
-write. The backend, this kernel or flash-attn, is selected once at the engine's start. Prompts have a separate kernel.
+The kernel reads the new position's key and value from the QKV product instead of the cache, so it need not wait for the
+write. The backend, this kernel or flash-attn, is selected once when the engine starts. Prompts have their own kernel.
 """
 
 import importlib.util
@@ -20,10 +20,10 @@ from deployments.talker.state.batch_state import Context
 
 logger = logging.getLogger(__name__)
 
-_FLASH_PAGE = 256  # flash-attn's paged kernel requires pages of a multiple of this number of rows
-MIN_BLOCK = 16  # positions in the smallest product of tensor cores
+_FLASH_PAGE = 256  # flash-attn's paged kernel requires page sizes that are multiples of this number of rows
+MIN_BLOCK = 16  # positions in the tensor cores' smallest product
 _MAX_TILE = 64  # positions of a paged context per iteration
-# For prompts: rows per program, and rows whose scores are in registers at a time
+# For prompts: rows per program, and rows whose scores are in registers at the same time
 _QUERIES, _KEYS = 16, 128
 
 
@@ -68,8 +68,8 @@ def _paged_attention(
 ):  # fmt: skip
     """Run one program per (row, kv head, split of the context). Caches are [slots, kv_heads, head_dim].
 
-    The last program of a row's head merges all splits in a fixed order, so the result does not depend on the order of
-    the programs.
+    The last program for a row's head merges all splits in a fixed order, so the result does not depend on the order in
+    which programs run.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
@@ -92,7 +92,7 @@ def _paged_attention(
     wq_1, wq_2 = tl.load(q_weight + column).to(tl.float32), tl.load(q_weight + half + column).to(tl.float32)
     wait_for_predecessor(pdl)
     qkv_row = qkv + row.to(tl.int64) * (heads + 2 * kv_heads) * head_dim
-    # Queries are padded to the tensor cores' 16 rows. Rows after the group repeat its last one and are never stored.
+    # Queries are padded to the tensor cores' 16 rows. Rows beyond the group repeat its last row and are never stored.
     member = tl.minimum(tl.arange(0, padded), group - 1)[:, None] + head * group
     q_1 = tl.load(qkv_row + member * head_dim + column).to(tl.float32)
     q_2 = tl.load(qkv_row + member * head_dim + half + column).to(tl.float32)
@@ -149,7 +149,7 @@ def _paged_attention(
 
 
 def splits_for(num_rows: int) -> int:
-    """Return the number of programs per row's context that fills a GPU with eight heads per row."""
+    """Return the number of programs per row's context that fills a GPU when each row has eight heads."""
     wanted: int = triton.next_power_of_2(64 // max(1, num_rows))
     return max(1, min(8, wanted))
 
@@ -159,7 +159,7 @@ def _prepare_rows(
     qkv, q_weight, k_weight, cos, sin, keys, values, positions, slot_mapping, queries, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Run one program per (row, kv head): write queries for another kernel, and key and value to the cache."""
+    """Run one program per (row, kv head): write queries out for another kernel, and key and value into the cache."""
     wait_for_predecessor(pdl)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     group: tl.constexpr = heads // kv_heads
@@ -182,7 +182,7 @@ def _prepare_rows(
 
 def prepare_rows(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], context: Context,
                  queries: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
-    """Run `TritonAttention` without the attention: fill `queries` [rows, heads, head_dim] and the new cache slots."""
+    """Run `TritonAttention` minus the attention: fill `queries` [rows, heads, head_dim] and the new cache slots."""
     keys, values = caches
     _prepare_rows[(qkv.shape[0], heads.key)](
         qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slot_mapping,
@@ -212,7 +212,7 @@ class TritonAttention:
         self._buffers: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}  # by rows
 
     def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
-        """Attend. The result is valid until the next call with the same number of rows."""
+        """Compute attention. The result is valid until the next call with the same number of rows."""
         num_rows, heads, (keys, values) = len(qkv), self.heads, caches
         if num_rows not in self._buffers:
             self._buffers[num_rows] = self._allocate(qkv)
@@ -228,7 +228,7 @@ class TritonAttention:
         return out
 
     def _allocate(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Allocate partial results of splits, the counters of finished splits, and the result."""
+        """Allocate the splits' partial results, the counters of finished splits, and the result."""
         num_rows, heads, splits, device = len(qkv), self.heads, splits_for(len(qkv)), qkv.device
         parts = torch.empty((num_rows, splits, heads.query, heads.dim), dtype=torch.float32, device=device)
         statistics = torch.empty((num_rows, splits, heads.query, 2), dtype=torch.float32, device=device)
@@ -329,13 +329,13 @@ def _prompt_attention(
         fade = tl.exp(top - higher)
         acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
         top, total = higher, total * fade + tl.sum(weights, axis=1)
-    total = tl.where(is_mine, total, 1.0)  # a padding row attends to nothing
+    total = tl.where(is_mine, total, 1.0)  # padding rows attend to nothing
     tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_mine[:, None])
 
 
 @dataclass(slots=True)
 class PromptAttention:
-    """Attention backend of a pass in which each sequence starts at position 0."""
+    """Attention backend for a pass in which every sequence starts at position 0."""
 
     heads: Heads
     owners: Tensor  # [rows] int32 or int64: equal for rows of the same sequence
@@ -354,7 +354,7 @@ class PromptAttention:
 
 def attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Context, owners: Tensor, heads: Heads,
                   out: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
-    """Attend with queries [rows, heads, head_dim] to the rows' own slots. `out` is [rows, heads * head_dim]."""
+    """Compute attention for queries [rows, heads, head_dim] over the rows' slots. `out` is [rows, heads * head_dim]."""
     num_rows = len(queries)
     keys, values = caches
     tile = min(_KEYS, max(_QUERIES, triton.next_power_of_2(num_rows)))

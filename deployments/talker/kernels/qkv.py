@@ -1,4 +1,4 @@
-"""Normalization per head, and rotation by position, of queries and keys from rows of a QKV product.
+"""Per-head normalization, and rotation by position, of the queries and keys in rows of a QKV product.
 
 Rows are [rows, (heads + 2 * kv_heads) * head_dim].
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 class HeadNorms:
     """Norm weights and rotary tables for queries and keys."""
 
-    query: Tensor  # [head_dim] weight of the queries' RMSNorm
+    query: Tensor  # [head_dim] weight of the query RMSNorm
     key: Tensor  # [head_dim]
     cos: Tensor  # [positions, head_dim / 2] float32
     sin: Tensor  # [positions, head_dim / 2] float32
@@ -23,7 +23,7 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Numbers of query heads and key heads, and their dimension."""
+    """Number of query heads, number of key heads, and their dimension."""
 
     query: int
     key: int

@@ -1,4 +1,4 @@
-"""Position in its text that each row reads: the alignment head's attention, summed over the text's positions."""
+"""The text position that each row reads: the alignment head's attention, summed over the text's positions."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from deployments.talker.kernels.qkv import HeadNorms, Heads, rotated
 from deployments.talker.state.batch_state import BatchState, Columns, Context
 
 _TEXT_START, _NUM_TEXT = tl.constexpr(Columns.TEXT_START), tl.constexpr(Columns.NUM_TEXT)
-_TILE = 64  # positions of a context per iteration
+_TILE = 64  # context positions per iteration
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def _read_text(
     head: tl.constexpr, heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr,
     block_size: tl.constexpr, tile: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """Run one program per row after the attention that wrote the row's key. Rows without text exit early."""
+    """Run one program per row, after the attention that wrote the row's key. Rows with no text exit early."""
     wait_for_predecessor(pdl)
     index = tl.program_id(0)
     source = packed + tl.load(rows + index) * packed_width
@@ -64,13 +64,13 @@ def _read_text(
 
 @dataclass(frozen=True, slots=True)
 class AlignmentReader:
-    """Reader of text positions for a batch, from one attention head of one layer."""
+    """Reads a batch's text positions from one attention head of one layer."""
 
     layer: int
     head: int  # index among the layer's query heads
     heads: Heads
     state: BatchState
-    rows: Tensor  # [batch] int64: rows of the state
+    rows: Tensor  # [batch] int64: state rows
     out: Tensor  # [batch, 2] float32: see `FrameNetworks.readings`
     pdl: bool
 

@@ -88,7 +88,7 @@ def _settle(rows, packed, hidden, out, packed_width, scratch_row, width: tl.cons
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """State of a batch's rows for the first half of a step, by batch index."""
+    """State that a batch's rows need for the first half of a step, by batch index."""
 
     hidden: Tensor  # [batch, hidden]
     seeds: Tensor  # [batch] int64
@@ -101,7 +101,7 @@ class Gathered:
 
 
 class StateKernels:
-    """Gather and scatter kernels for one state, with their buffers. Results are valid until the next call."""
+    """Gather and scatter kernels for a state, with their buffers. Results are valid until the next call."""
 
     def __init__(self, state: BatchState, text: Tensor, *, padding: int, num_rows: int) -> None:
         """Allocate buffers for batches of at most `num_rows` rows."""

@@ -1,12 +1,12 @@
-"""Tiles of matrix products: measured tiles, and selection of a tile for a product."""
+"""Tiles for matrix products: measured tiles, and the choice of a tile for a product."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-# Up to this number of rows, multiply-adds are faster than tensor cores, which pad to 16 rows.
+# Up to this many rows, multiply-adds are faster than tensor cores, which pad to 16 rows.
 MAX_VECTOR_ROWS = 4
-# From this number of rows on, a program may cover a part of the rows.
+# With this many rows or more, a program may cover only part of the rows.
 SHARED_ROWS = 64
 
 
@@ -16,14 +16,14 @@ class Form(StrEnum):
     VECTOR = "vector"  # multiply-adds for at most MAX_VECTOR_ROWS rows; weights are loaded to registers early
     SPLIT = "split"  # tensor cores, with a part of the depth per warp; weights are loaded to registers early
     PIPELINED = "pipelined"  # tensor cores, with weights and rows streamed through shared memory
-    COPIED = "copied"  # as PIPELINED, with the copy engine (TMA) of Hopper GPUs
+    COPIED = "copied"  # like PIPELINED, but with the copy engine (TMA) of Hopper GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Split of a product into programs of `block_n` columns, which process `block_k` of the depth at a time.
+    """How a product is split into programs of `block_n` columns, which process `block_k` of the depth at a time.
 
-    `block_n` must divide the number of columns. `block_k` must divide the depth, or with SPLIT a warp's part of it.
+    `block_n` must divide the number of columns. `block_k` must divide the depth, or for SPLIT a warp's part of it.
     """
 
     form: Form
@@ -31,14 +31,14 @@ class Tile:
     block_k: int
     warps: int
     stages: int = 1  # maximum depth of a pipeline; lower if the GPU lacks shared memory
-    chains: int = 1  # independent sums of a pipeline, each over a part of `block_k`
+    chains: int = 1  # independent sums in a pipeline, each over part of `block_k`
     block_m: int = 16  # minimum number of rows per program on tensor cores; from SHARED_ROWS on also the maximum
 
 
 class ProductShape(NamedTuple):
     """Shape of a product, which selects its tile together with the number of rows."""
 
-    columns: int  # of the output
+    columns: int  # columns of the output
     depth: int
     gated: bool  # whether the weight has twice as many columns, see `Product`
 
@@ -71,7 +71,7 @@ def _divisor(size: int, largest: int) -> int:
 
 
 VECTOR, SPLIT, PIPELINED, COPIED = Form
-# Tiles for the copy engine, by number of rows, where it gained at least 3 % on one NVIDIA H200. Set by hand.
+# Tiles for the copy engine, by number of rows, where it was at least 3 % faster on one NVIDIA H200. Set by hand.
 COPIED_TILES: dict[ProductShape, dict[int, Tile]] = {
     ProductShape(columns=4096, depth=2048, gated=False): {
         256: Tile(COPIED, block_n=64, block_k=64, warps=8, stages=6, block_m=128),

@@ -1,1 +1,1 @@
-"""Networks of the talker, with the module names of the official checkpoints."""
+"""The talker's networks, whose module names match the official checkpoints."""

@@ -1,7 +1,7 @@
-"""Lookup tables for the talker's input rows: projected text embeddings, and the codec's embeddings.
+"""Lookup tables for the talker's input rows: projected text embeddings and codec embeddings.
 
-An input row is the sum of one entry from each table. *Dense* rows are not table entries: speaker vectors, frames of a
-reference, and frames of a resumed stream. Dense rows are stored after the codec's entries during one pass.
+An input row is the sum of one entry from each table. *Dense* rows are not table entries: speaker vectors, and frames of
+a reference or a resumed stream. During a pass, dense rows are stored after the codec's entries.
 """
 
 import numpy as np
@@ -15,16 +15,16 @@ Ids = NDArray[np.int32]
 
 # Number of dense rows after the codec table, and therefore the maximum number of rows in a prefill pass
 MAX_PASS_POSITIONS = 512
-# Rows per projection on a CPU. The number is fixed because a row's rounding depends on the number of rows.
+# Rows per projection on a CPU. The number is fixed because it affects how a row is rounded.
 _CPU_ROWS = 16
 _GPU_ROWS = 8192
 
 
 class InputTables:
-    """Input tables of one talker.
+    """A talker's input tables.
 
-    On a GPU, all text is projected at load, and the talker's text embedding is deleted. On a CPU, each token is
-    projected at its first occurrence.
+    On a GPU, all tokens are projected at load time, and the talker's text embedding is deleted. On a CPU, each token is
+    projected when it first occurs.
     """
 
     def __init__(self, talker: Talker) -> None:
@@ -34,7 +34,7 @@ class InputTables:
         self.no_text, self.no_code = config.text_vocab_size, config.vocab_size
         self.first_dense = config.vocab_size + 1
         hidden = config.talker.hidden_size
-        # Not initialized, because on a CPU only the pages of used tokens should become resident.
+        # Left uninitialized, because on a CPU only pages for tokens in use should become resident.
         self.text = torch.empty((config.text_vocab_size + 1, hidden), dtype=self.dtype, device=self.device)
         self.codec = torch.zeros((self.first_dense + MAX_PASS_POSITIONS, hidden), dtype=self.dtype, device=self.device)
         self._known = np.zeros(config.text_vocab_size, dtype=bool)
@@ -47,7 +47,7 @@ class InputTables:
         return self.codec[self.first_dense :]
 
     def project(self, ids: Ids) -> None:
-        """Project the tokens in `ids` that the text table does not contain yet."""
+        """Project those tokens in `ids` that are not yet in the text table."""
         missing = ids[ids < self.no_text]
         missing = np.unique(missing[~self._known[missing]])
         for start in range(0, len(missing), _CPU_ROWS):
@@ -71,4 +71,4 @@ class InputTables:
             stop = min(start + _GPU_ROWS, self.no_text)
             self.text[start:stop] = self.talker.text_projection(self.talker.model.text_embedding.weight[start:stop])
         self._known[:] = True
-        del self.talker.model.text_embedding  # frees a sixth of the checkpoint's memory; the table replaces it
+        del self.talker.model.text_embedding  # frees a sixth of the checkpoint's memory; replaced by the table

@@ -2,7 +2,7 @@
 
 A *row* is one position of one sequence. Rows of many sequences, from prompts and from decoding, run through the stack
 together. The `Attend` callback stores keys and values and selects the rows to which a row attends. Source: the official
-`modeling_qwen3_tts.py`. Its interleaved multi-axis RoPE has three equal positions, which is plain rotate-half RoPE.
+`modeling_qwen3_tts.py`. Its interleaved multi-axis RoPE has three equal positions, so it is plain rotate-half RoPE.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm in float32, with a cast before the multiplication with the weight, as in the official code."""
+    """RMSNorm in float32, cast back before multiplying by the weight, as in the official code."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -60,8 +60,8 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 def attend_rows(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """Compute attention of queries [rows, heads, head_dim] over keys and values [rows, kv_heads, length, head_dim].
 
-    `mask` [rows, 1, 1, length] is True where a row may attend; None permits all. On a CPU this uses plain matrix
-    products, because the fused kernel's rounding of a row depends on the other rows.
+    `mask` [rows, 1, 1, length] is True where a row may attend; None allows all. On a CPU this uses plain matrix
+    products, because the fused kernel rounds a row differently depending on the other rows.
     """
     if query.device.type != "cpu":
         return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)[:, :, 0]
@@ -130,7 +130,7 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderStack(nn.Module):
-    """All layers of a decoder, and the final norm."""
+    """All of a decoder's layers, and the final norm."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Contents of a checkpoint's `config.json` and `generation_config.json`, including all dimensions, as frozen values."""
+"""A checkpoint's `config.json` and `generation_config.json`, including all dimensions, as frozen values."""
 
 import operator
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from deployments.weights.store import as_config, read_json
 
 
 def _named(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the entries of a table with lower-case names, except false and null values; empty for a missing table."""
+    """Return a table's entries with lower-case names, except false and null values; empty if the table is missing."""
     return {name.lower(): value for name, value in (values or {}).items() if value is not False and value is not None}
 
 
@@ -26,7 +26,7 @@ _IN_WORDS = {"gt": (operator.gt, "more than"), "ge": (operator.ge, "at least"), 
 
 
 def _check_bounds(sampling: Sampling, file: Path) -> None:
-    """Raise CheckpointError for an option whose value is outside the bounds for requests."""
+    """Raise CheckpointError if an option's value is outside the bounds for requests."""
     for option in fields(sampling):
         for bound, limit in option.metadata["bounds"].items():
             is_within, words = _IN_WORDS[bound]
@@ -35,7 +35,7 @@ def _check_bounds(sampling: Sampling, file: Path) -> None:
 
 
 def _at(*path: str) -> Any:
-    """Return a field that is read from these nested keys of the file."""
+    """Return a field that is read from these nested keys in the file."""
     return Field(validation_alias=AliasPath(*path))
 
 
@@ -55,7 +55,7 @@ class TransformerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ControlCodes:
-    """Ids of the talker's codec vocabulary that control speech and are not codes."""
+    """Ids in the talker's codec vocabulary that control speech and are not codes."""
 
     pad: Annotated[int, _at("codec_pad_id")]
     bos: Annotated[int, _at("codec_bos_id")]
@@ -68,7 +68,7 @@ class ControlCodes:
 
 @dataclass(frozen=True, slots=True)
 class ControlTokens:
-    """Ids of the text vocabulary that user text must never contain."""
+    """Ids in the text vocabulary that user text must never contain."""
 
     im_start: Annotated[int, _at("im_start_token_id")]
     im_end: Annotated[int, _at("im_end_token_id")]
@@ -94,7 +94,7 @@ class SpeakerEncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """All facts about a checkpoint that the talker needs besides the tensors."""
+    """Everything that the talker needs to know about a checkpoint besides the tensors."""
 
     kind: Annotated[ModelKind, _at("tts_model_type")]
     text_hidden_size: Annotated[int, _at("talker_config", "text_hidden_size")]

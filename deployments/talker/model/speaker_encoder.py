@@ -1,4 +1,4 @@
-"""Speaker encoder of base checkpoints, which converts a recording to the vector that replaces a named speaker.
+"""Speaker encoder in base checkpoints, which converts a recording to the vector that replaces a named speaker.
 
 The network is ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on a log-mel spectrogram, with the official tensor
 names.
@@ -14,13 +14,13 @@ from torch.nn import functional as F  # noqa: N812
 from deployments.errors import InvalidRequest
 from deployments.talker.model.model_config import SpeakerEncoderConfig
 
-# Parameters of the spectrogram on which the released encoders were trained. Configuration files omit them.
+# Parameters of the spectrograms that the released encoders were trained on. Configuration files omit them.
 _FFT_SIZE, _HOP, _MAX_HZ = 1024, 256, 12000.0
 _PADDING = (_FFT_SIZE - _HOP) // 2
 
 
 class TimeDelayBlock(nn.Module):
-    """Convolution with reflection padding that keeps the length, followed by ReLU."""
+    """Length-preserving convolution with reflection padding, followed by ReLU."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class SERes2NetBlock(nn.Module):
 
 
 class AttentiveStatisticsPooling(nn.Module):
-    """Mean and standard deviation over time, weighted by attention over the whole recording."""
+    """Mean and standard deviation over time, weighted by attention over the entire recording."""
 
     def __init__(self, channels: int, attention_channels: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class AttentiveStatisticsPooling(nn.Module):
 
 
 def _uniform(x: Tensor, length: Tensor) -> Tensor:
-    """Return equal weights [frames] for the valid frames, and zero for the others."""
+    """Return weights [frames] that are equal for the valid frames and zero for the others."""
     return (torch.arange(x.shape[2], device=x.device) < length) / length.to(x.dtype)
 
 
@@ -124,7 +124,7 @@ def _statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SpeakerEncoder(nn.Module):
-    """Network of a base checkpoint's `speaker_encoder.*` tensors, built from its `speaker_encoder_config`."""
+    """Network for a base checkpoint's `speaker_encoder.*` tensors, built from its `speaker_encoder_config`."""
 
     def __init__(self, shape: SpeakerEncoderConfig) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def log_mel(audio: Tensor, num_samples: Tensor, *, sample_rate: int, num_mels: i
 
 @cache
 def mel_filters(sample_rate: int, num_mels: int, device: torch.device) -> Tensor:
-    """Return Slaney's triangular filters with equal area, [mels, fft bins] float32. Uses float64 as librosa does."""
+    """Return Slaney's triangular filters with equal area, [mels, fft bins] float32. Uses float64, like librosa."""
     bins = torch.linspace(0, sample_rate / 2, _FFT_SIZE // 2 + 1, dtype=torch.float64)
     top = _hz_to_mel(torch.tensor(_MAX_HZ, dtype=torch.float64))
     edges = _mel_to_hz(torch.linspace(0, float(top), num_mels + 2, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Talker network, which samples codebook 0 of each frame, and code predictor, which samples the others in order."""
+"""The talker network, which samples codebook 0 of each frame, and the code predictor, which samples the others."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class FrameAttention:
         self.step = 0
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Add one position for each row and attend to all positions so far."""
+        """Add one position for each row and attend to all positions added."""
         self.keys[layer, :, :, self.step] = key
         self.values[layer, :, :, self.step] = value
         past = slice(None, self.step + 1)
@@ -31,7 +31,7 @@ class FrameAttention:
 
 
 class PredictorStack(DecoderStack):
-    """Decoder stack with the embeddings of codebooks 1 and up, nested as in the official checkpoint."""
+    """Decoder stack with the embeddings for codebooks 1 and up, nested as in the official checkpoint."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.predictor)
@@ -42,7 +42,7 @@ class PredictorStack(DecoderStack):
 
 
 class CodePredictor(nn.Module):
-    """Depth transformer over the codebooks of one frame. Its embeddings have the width of the talker."""
+    """Depth transformer over the codebooks of one frame. Its embeddings are as wide as the talker's."""
 
     rotary: RotaryTable
     small_to_mtp_projection: nn.Module
@@ -60,11 +60,11 @@ class CodePredictor(nn.Module):
 
     @property
     def embeddings(self) -> nn.ModuleList:
-        """One table [code_vocab, talker hidden] for each codebook from 1 on."""
+        """One table [code_vocab, talker hidden] for each codebook except 0."""
         return self.model.codec_embedding
 
     def prepare(self, *, like: Tensor) -> None:
-        """Compute the rotary table with the dtype and device of `like`."""
+        """Compute the rotary table with the same dtype and device as `like`."""
         positions = self.config.num_code_groups + 1
         self.rotary = RotaryTable(self.config.predictor, positions=positions, like=like)
 
@@ -119,7 +119,7 @@ class Talker(nn.Module):
         self.code_predictor = CodePredictor(config)
 
     def prepare(self, *, max_positions: int) -> None:
-        """Compute constants after loading the weights: the rotary tables and the mask of ids that are never sampled."""
+        """Compute constants after loading the weights: the rotary tables, and the mask of ids never to be sampled."""
         weight = self.codec_head.weight
         self.rotary = RotaryTable(self.config.talker, positions=max_positions, like=weight)
         self.code_predictor.prepare(like=weight)

@@ -1,4 +1,4 @@
-"""Device work for a batch as pure functions of tensors: the two halves of a frame, and prefill.
+"""A batch's work on the device as pure functions of tensors: the two halves of a frame, and prefill.
 
 The functions never read tensor values on the host, so each can be captured as a CUDA graph. On a CPU the same functions
 run directly. A frame has two halves. `predict` samples codebook 0 from the talker's hidden state and runs the code
@@ -21,15 +21,15 @@ from deployments.talker.state.kv_cache import KVCache
 NetworkKind = Literal["fused", "cpu", "exact", "plain"]
 """Kinds of networks, as in `registry.py`."""
 
-# Marks a code if the talker's state contains NaN or infinity.
+# Marks a code whose talker state contains NaN or infinity.
 NOT_FINITE = -1
-# As in the official generation, speech never ends before this many codes of codebook 0.
+# As in official generation, speech never ends before this many codes from codebook 0.
 MIN_NEW_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTensors:
-    """Inputs of one prefill pass: positions of any number of sequences, and the sequences whose prompts end in it."""
+    """Inputs to a prefill pass: positions of any number of sequences, and the sequences whose prompts end in it."""
 
     text_ids: Tensor  # [positions] int32
     codec_ids: Tensor  # [positions] int32
@@ -40,19 +40,19 @@ class PrefillTensors:
 
 
 class FrameNetworks(ABC):
-    """Networks of one talker over the state of a batch. `registry.py` lists the kinds."""
+    """A talker's networks, which work on a batch's state. `registry.py` lists the kinds."""
 
     kind: NetworkKind
-    breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths for which steps are captured
+    breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths that steps are captured for
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str) -> None:
-        """Create networks over shared state. `attention` is the value of `talker.attention`."""
+        """Create networks on shared state. `attention` is the value of `talker.attention`."""
         self.tables, self.state, self.cache = tables, state, cache
         self.talker, self.config = tables.talker, tables.talker.config
         self._make_buffers(num_rows=state.size.max_num_seqs, num_positions=MAX_PASS_POSITIONS)
 
     def another(self, *, num_rows: int, num_positions: int) -> Self:
-        """Return networks for a lane, with the same weights, state and cache, and with separate buffers."""
+        """Return networks for a lane, with the same weights, state and cache, but separate buffers."""
         lane = copy(self)
         lane._make_buffers(num_rows=num_rows, num_positions=num_positions)
         return lane
@@ -62,7 +62,7 @@ class FrameNetworks(ABC):
         like = self.state.hidden
         # Results of `predict` by batch index. Other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((num_rows, self.config.num_code_groups), dtype=torch.int16, device=like.device)
-        self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # input of `feed_given` by batch index
+        self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # input to `feed_given` by batch index
         # Results of the last `advance` by batch index: the sum of the alignment head's attention on text positions,
         # and the attention-weighted sum of these positions. Both are zero without an alignment head.
         self.readings = torch.zeros((num_rows, 2), dtype=torch.float32, device=like.device)
@@ -70,7 +70,7 @@ class FrameNetworks(ABC):
 
     @property
     def name(self) -> str:
-        """Kind and variant of the networks, for the start-up log."""
+        """Kind and variant of the networks, for the startup log."""
         return self.kind
 
     @abstractmethod
@@ -82,13 +82,13 @@ class FrameNetworks(ABC):
         """Run the talker's step after `predict`. All positions must be below `length`."""
 
     def feed_given(self, rows: Tensor) -> None:
-        """Take the next frames of state rows [rows] from `given` instead of sampling them with `predict`."""
+        """Take the next frames for state rows [rows] from `given` instead of sampling them with `predict`."""
         self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
 
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
         """Run positions of prompts, and store the hidden state of each sequence's last position.
 
-        If `length` is 0, the positions of each sequence begin at 0. Otherwise all positions belong to one sequence, and
+        If `length` is 0, each sequence's positions begin at 0. Otherwise all positions belong to one sequence, and
         attend to at most `length` positions.
         """
         owners = tensors.owners.long()
@@ -103,7 +103,7 @@ class FrameNetworks(ABC):
 
     @abstractmethod
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
-        """Convert input rows [rows, hidden] of the state rows `owners` [rows] to hidden states [rows, hidden].
+        """Convert input rows [rows, hidden] for the state rows `owners` [rows] to hidden states [rows, hidden].
 
         See `prefill` for `length`.
         """

@@ -1,6 +1,6 @@
-"""Networks in Triton for GPUs, equivalent to `UnfusedNetworks` with a tenth of the kernel launches.
+"""Triton networks for GPUs, equivalent to `UnfusedNetworks` but with a tenth of the kernel launches.
 
-The code predictor of a whole frame is one chain of kernels, without other work between two codebooks.
+For an entire frame, the code predictor is one chain of kernels, with no other work between two codebooks.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from deployments.talker.state.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class PackedPredictor:
-    """Weights of a talker's `CodePredictor` in the layout of the kernels."""
+    """Weights of a talker's `CodePredictor` in the layout that the kernels expect."""
 
     config: ModelConfig
     stack: PackedStack
@@ -57,7 +57,7 @@ class PackedPredictor:
 
 
 class FusedPredictor:
-    """Predictor of a whole frame and its embedding sum from the talker's hidden state and codebook 0. Not reentrant."""
+    """Predicts a complete frame and its embedding sum from the talker's hidden state and codebook 0. Not reentrant."""
 
     def __init__(self, weights: PackedPredictor, *, max_rows: int, pdl: bool = True) -> None:
         """Allocate buffers. Concurrent predictors may share `weights`."""
@@ -102,7 +102,7 @@ class FusedPredictor:
         return outputs.codes
 
     def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Activations:
-        """Run the first two positions, the talker's hidden state and codebook 0. Returns the rows of the second."""
+        """Run the first two positions, the talker's hidden state and codebook 0. Returns the second one's rows."""
         num_rows = len(hidden)
         both = Activations(self._first.values[: 2 * num_rows], self._first.squares, 1)
         self._enter_stack(hidden, both)
@@ -127,16 +127,16 @@ class FusedPredictor:
 
 
 class FusedNetworks(FrameNetworks):
-    """Networks of the `fused` kind, for decoding steps and prompts. Later passes of a long prompt run in PyTorch.
+    """Networks of the `fused` kind, for decoding steps and prompts. A long prompt's later passes run in PyTorch.
 
-    With `pdl`, results depend on the order of launches. See `FusedStack`.
+    If `pdl` is set, results depend on the order of launches. See `FusedStack`.
     """
 
     kind: NetworkKind = "fused"
     breadths = (WIDE,)
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str) -> None:
-        """Pack the talker's weights in place. The talker then reads the packed weights, with equal results."""
+        """Pack the talker's weights in place. The talker then reads the packed weights, with identical results."""
         talker, self.pdl, self._attention = tables.talker, launch.launches_early(tables.device), attention
         positions = state.size.max_model_len
         self._packed_stack = PackedStack.pack_in_place(talker.model, talker.config.talker, positions=positions)
@@ -148,11 +148,11 @@ class FusedNetworks(FrameNetworks):
         tables, pdl = self.tables, self.pdl
         self.stack = FusedStack(self._packed_stack, max_rows=max(num_rows, num_positions), pdl=pdl)
         self.predictor = FusedPredictor(self._packed_predictor, max_rows=num_rows, pdl=pdl)
-        self.attention = choose_attention(  # owns a counter of finished programs
+        self.attention = choose_attention(  # it owns a counter of finished programs
             self._attention, self.stack.heads, block_size=self.cache.block_size, dtype=tables.dtype, pdl=pdl
         )
         self.kernels = StateKernels(self.state, tables.text, padding=tables.pad, num_rows=num_rows)
-        # `predict_frame` writes the sums to this buffer and `advance` reads it, without a copy.
+        # `predict_frame` writes the sums to this buffer, and `advance` reads them without a copy.
         self._embeds = self.predictor.totals
         self._code0 = torch.zeros(num_rows, dtype=torch.long, device=tables.device)
         self._logits = like_rows(num_rows, self.config.vocab_size, self.talker.codec_head.weight)
@@ -206,7 +206,7 @@ class FusedNetworks(FrameNetworks):
         return code0
 
     def _first_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits of codebook 0 [rows, vocab]. cuBLAS would select its kernel by the number of rows."""
+        """Return logits for codebook 0 [rows, vocab]. cuBLAS would select a kernel based on the number of rows."""
         out = Activations(self._logits.values[: len(hidden)], self._logits.squares, 1)
         matmul(hidden, self.talker.codec_head.weight, out, Product(pdl=self.pdl))
         return out.values

@@ -19,7 +19,7 @@ from deployments.talker.state.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """Matrices of a layer in the layout of the kernels."""
+    """A layer's matrices in the layout that the kernels expect."""
 
     qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden], input norm folded in
     out: Tensor  # [hidden, heads * head_dim]
@@ -30,7 +30,7 @@ class PackedLayer:
 
 @dataclass(frozen=True, slots=True)
 class PackedStack:
-    """Weights of a `DecoderStack` in the layout of the kernels, which only read them."""
+    """Weights of a `DecoderStack` in the layout that the kernels expect. The kernels only read them."""
 
     config: TransformerConfig
     heads: Heads
@@ -42,7 +42,7 @@ class PackedStack:
         """Fold the norms of `stack` into its matrices. `positions` is one more than the largest position used.
 
         `stack` still computes the same function. Its layers share the packed matrices, which are stored only once, and
-        its folded norms become ones.
+        its folded norms are set to ones.
         """
         norm = stack.norm.weight.detach()
         cos, sin = rotations(config, positions, norm.device)
@@ -51,7 +51,7 @@ class PackedStack:
 
 
 class FrameCache:
-    """Keys and values for the positions of one frame, [layers, rows, kv_heads, positions, head_dim]."""
+    """Keys and values for a frame's positions, [layers, rows, kv_heads, positions, head_dim]."""
 
     def __init__(self, config: TransformerConfig, *, num_rows: int, positions: int, like: Tensor) -> None:
         shape = (config.num_layers, num_rows, config.num_kv_heads, triton.next_power_of_2(positions), config.head_dim)
@@ -62,8 +62,8 @@ class FrameCache:
 class FusedStack:
     """Fused equivalent of a `DecoderStack` for one position per row. Not reentrant, because it owns its activations.
 
-    With `pdl`, the order of launches matters. Each kernel may read early the results of kernels before its predecessor
-    (gpu/launch.py). After a kernel is moved, added or removed, another kernel may read data before it is written.
+    If `pdl` is set, the order of launches matters. Each kernel may read early what kernels before its predecessor wrote
+    (gpu/launch.py). If a kernel is moved, added or removed, another kernel may read data before it is written.
     test_launch_order.py detects such errors.
     """
 
@@ -109,7 +109,7 @@ class FusedStack:
         return x
 
     def codebook_step(self, x: Activations, position: int, cache: FrameCache) -> Activations:
-        """Run one position of a frame without the final norm, which can be folded into the next product."""
+        """Run one position of a frame, without the final norm, which can be folded into the next product."""
         num_rows = len(x.values)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, x)
@@ -122,7 +122,7 @@ class FusedStack:
     def measured(self, values: Tensor) -> Activations:
         """Return activations for values [rows, hidden] from outside this stack, with the sums of their squares."""
         x = Activations(values, self._input.squares, 1)
-        measure_squares(x)  # a plain launch, because the previous kernel is unknown
+        measure_squares(x)  # a plain launch, because the preceding kernel is not known
         return x
 
     def input_rows(self, num_rows: int) -> Activations:

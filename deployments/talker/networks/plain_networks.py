@@ -13,12 +13,12 @@ from deployments.talker.state.kv_cache import KVCache
 
 
 class GatheredAttention:
-    """`Attend` callback of one pass that stores keys and values of rows, and gathers each row's context."""
+    """`Attend` callback for one pass that stores the rows' keys and values, and gathers each row's context."""
 
     def __init__(
         self, cache: KVCache, context: Context, length: int, *, followed: tuple[int, int] | None = None
     ) -> None:
-        """Prepare one pass. `followed` is the layer and the head whose attention weights are kept."""
+        """Prepare for one pass. `followed` is the layer and head whose attention weights are kept."""
         self.cache, self.slot_mapping, self._followed = cache, context.slot_mapping, followed
         self.weights: Tensor | None = None  # [rows, length] float32
         offsets = torch.arange(length, device=context.positions.device)
@@ -44,7 +44,7 @@ class GatheredAttention:
 
 
 class SharedAttention:
-    """`Attend` callback of one pass in which all rows share one context, limited for each row by `mask`."""
+    """`Attend` callback for one pass in which all rows share one context, restricted for each row by `mask`."""
 
     def __init__(self, cache: KVCache, slot_mapping: Tensor, context: Tensor, mask: Tensor) -> None:
         self.cache, self.slot_mapping, self.context, self.mask = cache, slot_mapping, context, mask
@@ -100,7 +100,7 @@ class PlainNetworks(UnfusedNetworks):
 class ExactNetworks(PlainNetworks):
     """Networks of the `exact` kind. Each row of a prompt attends to its own gathered context.
 
-    A row's result is equal in all passes with the same number of rows.
+    A row's result is the same in all passes with the same number of rows.
     """
 
     kind: NetworkKind = "exact"

@@ -7,7 +7,7 @@
 | `exact` | `ExactNetworks` | on any other CPU                                        |
 | `plain` | `PlainNetworks` | on any other GPU; anywhere with `talker.kernels: plain` |
 
-With `cpu` and `exact`, a stream has the same codes whether alone, in a batch, or resumed. `sampling/` has the samplers.
+With `cpu` and `exact`, a stream has the same codes whether alone, in a batch, or resumed. Samplers are in `sampling/`.
 """
 
 import importlib.util

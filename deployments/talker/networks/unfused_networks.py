@@ -1,4 +1,4 @@
-"""Networks with sampling and row state in PyTorch: the base of all kinds except `fused`."""
+"""Networks with sampling and row state in PyTorch: the base class for all kinds except `fused`."""
 
 from abc import abstractmethod
 
@@ -13,7 +13,7 @@ from deployments.talker.state.batch_state import BatchOptions, Breadth, Context
 
 
 class UnfusedNetworks(FrameNetworks):
-    """Samples codes and moves the state of rows in PyTorch. The kinds add their passes."""
+    """Samples codes and updates row state in PyTorch. Each kind adds its passes."""
 
     noise: NoiseSource = staticmethod(philox_noise)
 
@@ -64,7 +64,7 @@ class UnfusedNetworks(FrameNetworks):
         return code0
 
     def choose(self, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
-        """Sample codes [rows] int64 from float32 logits [rows, vocab]. `sampling/` contains a sampler per device."""
+        """Sample codes [rows] int64 from float32 logits [rows, vocab]. `sampling/` has a sampler for each device."""
         if torch_sampler.IN_C and logits.is_cpu and self.noise is philox_noise:
             return torch_sampler.sample_in_c(logits, options, draw)
         return torch_sampler.sample(logits, options, draw, self.noise)

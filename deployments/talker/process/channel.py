@@ -1,4 +1,4 @@
-"""Messages between the talker replica and its engine process over a socket pair. `EngineStart` is an argument instead.
+"""Messages between the talker replica and its engine process over a socket pair, except `EngineStart`, an argument.
 
 This module does not import torch, because the replica does not need it.
 """
@@ -15,7 +15,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class EngineStart(Strict):
-    """Model and settings that an engine process loads, passed as JSON on its command line."""
+    """The model and settings for an engine process to load, passed as JSON on its command line."""
 
     model: str
     config: TalkerConfig
@@ -32,7 +32,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Next part of a live request's text."""
+    """The next part of a live request's text."""
 
     sequence_id: int
     text: str
@@ -41,14 +41,14 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Request to stop a sequence, because its reader has closed the stream."""
+    """Request to stop a sequence because its reader has closed the stream."""
 
     sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Request to drop the data of deleted voices. See `ByRecording.forget`."""
+    """Request to drop data for deleted voices. See `ByRecording.forget`."""
 
     voices: tuple[bytes, ...]
 
@@ -69,15 +69,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Current load of an engine, and counters."""
+    """An engine's current load, and counters."""
 
     num_running: int = 0
     num_waiting: int = 0
     kv_used_ratio: float = 0.0
     speakers: Lookups = field(default_factory=Lookups)  # lookups of speaker vectors since the last report
-    references: Lookups = field(default_factory=Lookups)  # lookups of codes of recordings since the last report
-    num_background: int = 0  # sequences of jobs, not included in the numbers above
-    repaired: int = 0  # number of streams so far whose audio reached NaN or infinity and was decoded again
+    references: Lookups = field(default_factory=Lookups)  # lookups of recordings' codes since the last report
+    num_background: int = 0  # job sequences, not included in the numbers above
+    repaired: int = 0  # total number of streams whose audio reached NaN or infinity and was decoded again
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """Error that ends a request. Without an id, the error ends the engine."""
+    """Error that ends a request, or the engine if there is no id."""
 
     sequence_id: int | None
     error: Exception
@@ -104,7 +104,7 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class HasForgotten:
-    """Reply to a `Forget` with the number of dropped results."""
+    """Reply to a `Forget` with the number of results dropped."""
 
     num_results: int
 
@@ -120,7 +120,7 @@ def encode(message: Command | Report) -> bytes:
 
 
 class Unpacker:
-    """Parser that assembles messages from received bytes."""
+    """Assembles messages from received bytes."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -134,7 +134,7 @@ class Unpacker:
 
     @property
     def is_inside(self) -> bool:
-        """Whether an incomplete message has arrived."""
+        """Whether part of a message has arrived."""
         return bool(self._buffer)
 
     def _next_message(self) -> Command | Report | None:

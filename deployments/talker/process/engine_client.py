@@ -1,4 +1,4 @@
-"""Client of the engine process in the replica. Starts the process, sends requests, and passes frames to streams."""
+"""The replica's client for the engine process: starts it, sends requests, and passes frames to streams."""
 
 import asyncio
 import contextlib
@@ -28,17 +28,17 @@ _RECEIVE_BYTES = 1 << 18
 _STOP_TIMEOUT_S = 5.0
 # The engine process sends a heartbeat four times a second.
 _PEER_TIMEOUT_S = 1.5
-_LONGEST_PEER_TIMEOUT_S = 10.0  # for a process that waits for a processor
+_LONGEST_PEER_TIMEOUT_S = 10.0  # if the process is waiting for a processor
 _WATCH_S = 0.25
-# Number of frames that a job's segment sends together. Jobs have no listeners, and each chunk costs time on this event
-# loop. Chunks above 100 kB would go through Ray's object store, which takes more time.
+# Number of frames that a job segment sends together. Jobs have no listeners, and each chunk costs time on this event
+# loop. Chunks larger than 100 kB would go through Ray's object store, which takes longer.
 _BACKGROUND_FRAMES = 20
 
 Item = FrameChunk | Exception
 
 
 class EngineClient:
-    """Owner of one engine process. The constructor blocks until the model is loaded."""
+    """Owns one engine process. The constructor blocks until the model is loaded."""
 
     def __init__(
         self, model: str, config: TalkerConfig, report: Report = report_stage, *, makes_audio: bool = True
@@ -63,7 +63,7 @@ class EngineClient:
         self._idle_since_s = time.monotonic()
         self._asleep, self._changing = False, asyncio.Lock()
         self.on_sleep: Callable[[bool], None] = lambda is_asleep: None  # called in another thread
-        self.load = channel.EngineLoad()  # of the last step
+        self.load = channel.EngineLoad()  # load after the last step
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
             self.info = self._await_ready()
@@ -77,7 +77,7 @@ class EngineClient:
     async def submit(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         """Yield frames as the engine makes them. Closing the generator aborts the request.
 
-        Frames that have arrived together form one chunk. A background request combines at least _BACKGROUND_FRAMES.
+        Frames that arrive together form one chunk. A background request combines at least _BACKGROUND_FRAMES of them.
         Raises InvalidRequest or Overloaded before the first frame, and TalkerLost if the engine process dies.
         """
         await self.attach()
@@ -108,7 +108,7 @@ class EngineClient:
                 self._send(channel.Abort(sequence_id))
 
     async def _write(self, sequence_id: int, mailed: Mailbox) -> None:
-        """Send the text of a live request to the engine as it arrives. The stream fails if the text cannot be read."""
+        """Send a live request's text to the engine as it arrives. The stream fails if the text cannot be read."""
         try:
             async with aclosing(mailbox.read(mailed)) as parts:
                 async for part in parts:
@@ -119,7 +119,7 @@ class EngineClient:
                 self._streams[sequence_id].put_nowait(error)
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop the engine's results of `voices`. Returns the number of dropped results. Raises TalkerLost."""
+        """Drop the engine's results for `voices`. Returns the number of results dropped. Raises TalkerLost."""
         await self.attach()
         if self._keep_alive_s is not None:
             await asyncio.shield(self._wake())
@@ -129,9 +129,9 @@ class EngineClient:
         return await forgotten
 
     def stop(self) -> None:
-        """Close the socket, which ends the process. Kill the process if it does not exit in time."""
+        """Close the socket, which makes the process exit. Kill the process if it does not exit in time."""
         with contextlib.suppress(OSError):  # already disconnected
-            self._socket.shutdown(socket.SHUT_RDWR)  # uvloop would keep the descriptor open after a close alone
+            self._socket.shutdown(socket.SHUT_RDWR)  # after only a close, uvloop would keep the descriptor open
         self._socket.close()
         if self._writer is not None:
             self._writer.close()
@@ -177,21 +177,21 @@ class EngineClient:
             await asyncio.sleep(_WATCH_S)
             now_s = time.monotonic()
             if now_s - slept_s > 2 * _WATCH_S:
-                self._reported_s = now_s  # this process was suspended, so the silence proves nothing
+                self._reported_s = now_s  # this process was suspended, so the silence does not prove anything
             silence_s = now_s - self._reported_s
             if silence_s > _PEER_TIMEOUT_S and (
                 silence_s > _LONGEST_PEER_TIMEOUT_S or not any_runnable(self._process.pid)
             ):
                 logger.error("the engine process has been silent for %.1f s", silence_s)
                 self._process.kill()
-                reading.cancel()  # a process that hangs in a driver keeps its socket open even after a kill
+                reading.cancel()  # a process hung in a driver keeps its socket open even after being killed
             if self._streams or self._forgetting:
                 self._idle_since_s = now_s
             elif self._keep_alive_s is not None and now_s - self._idle_since_s > self._keep_alive_s:
                 await self._sleep()
 
     async def _sleep(self) -> None:
-        """Release the GPU, unless a request arrives first. On a driver error, the engine keeps its GPU permanently."""
+        """Release the GPU unless a request arrives first. After a driver error, the engine keeps the GPU for good."""
         async with self._changing:
             if self._asleep or self._streams:
                 return
@@ -202,7 +202,7 @@ class EngineClient:
                 self._keep_alive_s = None
 
     async def _wake(self) -> None:
-        """Return after the engine has its GPU memory again. Raises TalkerLost if other processes use the memory."""
+        """Return once the engine has its GPU memory back. Raises TalkerLost if other processes are using the memory."""
         async with self._changing:
             if not self._asleep:
                 return
@@ -261,9 +261,9 @@ class EngineClient:
 
 
 async def _next_chunk(queue: "asyncio.Queue[Item]", least: int) -> FrameChunk:
-    """Return one chunk of all frames that have arrived, at least `least` unless the stream ends.
+    """Return one chunk with all frames that have arrived, at least `least` of them unless the stream ends.
 
-    An error is raised only after all earlier frames have been returned.
+    An error is raised only once all earlier frames have been returned.
     """
     chunks, num_frames = list[FrameChunk](), 0
     while not chunks or ((num_frames < least or not queue.empty()) and chunks[-1].finish_reason is None):

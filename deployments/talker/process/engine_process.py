@@ -1,7 +1,7 @@
 """Engine process: `python -m deployments.talker.process.engine_process SOCKET START`.
 
-A busy Python thread would share the GIL with the replica's event loop and triple the time to the first byte, so the
-engine runs in a child process. The process exits when its socket closes, so it never outlives its replica. The process
+A busy Python thread would share the GIL with the replica's event loop and triple the time to first byte, so the
+engine runs in a child process. It exits when its socket closes, so it never outlives its replica, and it
 stays in the replica's session. A watchdog thread sends heartbeats, and ends the process if a step hangs.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # only models that clone encode recordings
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.25
-# A step on a GPU takes milliseconds. A step on a CPU may take long, but it keeps a processor busy.
+# A step on a GPU takes milliseconds. A step on a CPU may take longer, but it keeps a processor busy.
 _LONGEST_STEP_S = {"cuda": 1.5, "cpu": 60.0}
 _LONGEST_IDLENESS_S = 1.25
 EXIT_CODE = 70
@@ -46,7 +46,7 @@ _MOST_UNSENT_BYTES = 1 << 26
 
 
 class Watchdog:
-    """Monitor of the constructing thread."""
+    """Monitors the thread that constructs it."""
 
     def __init__(self, device_type: str, alive: Callable[[], None], *, give_up: Callable[[int], object]) -> None:
         """Create a watchdog that calls `alive` four times a second, and `give_up` with an exit status after a hang."""
@@ -68,7 +68,7 @@ class Watchdog:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Return a context in which the watchdog's thread runs."""
+        """Return a context in which the watchdog thread runs."""
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         thread.start()
         try:
@@ -101,7 +101,7 @@ class _MarkedRequest:
 
 
 class FirstAudioMarks:
-    """Marks of requests whose first audio has not left the engine process yet."""
+    """Marks for requests whose first audio has not yet left the engine process."""
 
     def __init__(self) -> None:
         self._requests: dict[int, _MarkedRequest] = {}
@@ -130,7 +130,7 @@ class FirstAudioMarks:
         if len(chunk.codes) and request.marks[-1][0] != "codes":
             request.add("codes")
         if request.has_audio and not chunk.pcm and chunk.finish_reason is None:
-            return chunk  # the audio follows in a later chunk
+            return chunk  # the audio will follow in a later chunk
         self.end(sequence_id)
         if request.has_audio:
             request.add("audio")
@@ -138,7 +138,7 @@ class FirstAudioMarks:
 
 
 def take_load(engine: Engine) -> channel.EngineLoad:
-    """Return the current load, with the cache lookups since the last call."""
+    """Return the current load, including cache lookups since the last call."""
     scheduler, prompts = engine.scheduler, engine.prompts
     return channel.EngineLoad(
         num_running=scheduler.num_listeners,
@@ -153,7 +153,7 @@ def take_load(engine: Engine) -> channel.EngineLoad:
 
 @dataclass(slots=True)
 class _Prepared:
-    """Commands of a sequence, beginning with its request, until the request's inputs are prepared."""
+    """A sequence's commands, beginning with its request, held until the request's inputs are prepared."""
 
     commands: list[channel.Command]
     tokenized: Future[None] | None
@@ -166,9 +166,9 @@ class _Prepared:
 
 
 class InputPreparation:
-    """Tokenization of long texts in a thread, and encoding of recordings on a GPU, while the engine's steps continue.
+    """Tokenizes long texts in a thread, and encodes recordings on a GPU, while the engine's steps continue.
 
-    Commands of a sequence wait until its inputs are prepared.
+    A sequence's commands wait until its inputs are prepared.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -180,7 +180,7 @@ class InputPreparation:
         return bool(self._waiting)
 
     def due(self, commands: list[channel.Command]) -> list[channel.Command]:
-        """Return the commands that can run now, in order for each sequence."""
+        """Return the commands that can run now, in order within each sequence."""
         due = list[channel.Command]()
         for command in commands:
             sequence_id = None if isinstance(command, channel.Forget) else command.sequence_id
@@ -200,9 +200,9 @@ class InputPreparation:
         return due
 
     def _begin(self, command: channel.Submit) -> _Prepared | None:
-        """Start to prepare a request's inputs. Returns None if they need no preparation, or if the request is invalid.
+        """Start preparing a request's inputs. Returns None if no preparation is needed, or if the request is invalid.
 
-        `Engine.add` raises the error again.
+        In the latter case, `Engine.add` raises the error again.
         """
         request, engine = command.request, self._engine
         texts = engine.intake.long_texts(request)
@@ -235,7 +235,7 @@ def _arrival() -> Mark:
 
 
 class EngineProcess:
-    """Main loop that passes commands from the socket to the engine, and frames back.
+    """Main loop that passes commands from the socket to the engine, and sends frames back.
 
     Raises ConnectionError after the replica has closed the socket.
     """
@@ -245,7 +245,7 @@ class EngineProcess:
         self.unpacker = channel.Unpacker()
         self.first_audio_marks = FirstAudioMarks()
         self._sending = threading.Lock()  # the watchdog thread sends too
-        self._unsent = bytearray()  # reports that did not fit into the socket yet
+        self._unsent = bytearray()  # reports that have not yet fit in the socket
 
     def run(self, start: channel.EngineStart) -> None:
         """Load the model, then serve requests until the socket closes."""
@@ -277,7 +277,7 @@ class EngineProcess:
         for sequence_id, error in output.failures:
             self._send(channel.RequestFailed(sequence_id, error))
         if engine.is_idle and not was_idle:
-            engine.check_integrity()  # raises if a row or block is lost, to replace the engine
+            engine.check_integrity()  # raises if a row or block is lost, so that the engine is replaced
 
     def _execute_all(self, engine: Engine, commands: list[channel.Command], watchdog: Watchdog) -> None:
         """Run commands, each with its own time limit, because several recordings may exceed the limit of a step."""
@@ -358,7 +358,7 @@ class EngineProcess:
             self._send(channel.Alive())
 
     def _send(self, report: channel.Report) -> None:
-        """Send a report without blocking. The rest of a report that does not fit into the socket is sent later."""
+        """Send a report without blocking. Whatever does not fit in the socket is sent later."""
         with self._sending:
             self._unsent += channel.encode(report)
             self._flush()

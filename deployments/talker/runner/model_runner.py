@@ -1,9 +1,9 @@
-"""Execution of prefills, and of steps that make one frame for each sequence of a batch.
+"""Execution of prefills, and of steps that make one frame for each sequence in a batch.
 
 On a CPU, a sequence has the same codes whether alone, in a batch, or resumed. The runner defers `advance` until the
 engine has delivered the step's codes. On a GPU, a batch uses the smallest bucket that fits, and all work is replayed
-from CUDA graphs. The host waits only for the codes. `advance` of a step still runs while the host delivers the codes
-and prepares the next step. `BatchMode` describes the differences.
+from CUDA graphs. The host waits only for the codes. A step's `advance` is still running while the host delivers the
+codes and prepares the next step. `BatchMode` describes the differences.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from deployments.talker.state.batch_state import BatchState, Breadth, DrawingOpt
 from deployments.talker.state.kv_cache import LENGTH_STEP, BlockManager, KVCache
 from deployments.talker.state.sequence import Sequence
 
-_KEPT_STEPS = 2  # number of steps whose results the host can still read
+_KEPT_STEPS = 2  # number of steps whose results remain readable by the host
 # Powers of two, with finer steps above 32. There is no bucket of 4, because the kernels are faster with 8 rows.
 BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 _PREFILL_POSITIONS = (16, 32, 64, 128, 256, MAX_PASS_POSITIONS)
@@ -37,25 +37,25 @@ class BatchMode:
     """Rules for combining sequences into batches. `RunnerShape.mode` selects one of the modes below."""
 
     one_size: bool = False  # each step has max_num_seqs rows
-    fixed_shapes: bool = False  # passes have listed sizes and contexts have the maximum length, as CUDA graphs require
+    fixed_shapes: bool = False  # passes have fixed sizes and contexts have maximum length, as CUDA graphs require
     shares_passes: bool = False  # prompts of several sequences run in one pass
-    retraces: bool = False  # frames of a resumed sequence run step by step, because a prefill rounds differently
+    retraces: bool = False  # a resumed sequence's frames run step by step, because a prefill rounds differently
 
 
 BUCKETS = BatchMode(fixed_shapes=True, shares_passes=True)
 _MODES: dict[NetworkKind, BatchMode] = {
-    "cpu": BatchMode(),  # its products round a row the same way for any number of rows
+    "cpu": BatchMode(),  # its products round a row the same way regardless of the number of rows
     "exact": BatchMode(one_size=True),  # rounding of PyTorch's products depends on the number of rows
     "plain": BUCKETS,
     "fused": BUCKETS,
 }
-# Replaces BUCKETS if `deterministic` is set: codes are then independent of concurrent sequences.
+# Replaces BUCKETS if `deterministic` is set, which makes codes independent of concurrent sequences.
 DETERMINISTIC = BatchMode(one_size=True, fixed_shapes=True, retraces=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerShape:
-    """Parameters that determine the shapes of a runner's batches, and the kernels for them."""
+    """Parameters that determine the shapes of a runner's batches and the kernels used for them."""
 
     max_num_seqs: int
     max_model_len: int
@@ -69,7 +69,7 @@ class RunnerShape:
         return DETERMINISTIC if self.deterministic and mode is BUCKETS else mode
 
     def sizes(self, *, most_positions: int) -> tuple[list[int], list[int]]:
-        """Return the row counts of steps, and the position counts of prefill passes up to `most_positions`."""
+        """Return the possible row counts for steps, and position counts for prefill passes up to `most_positions`."""
         mode, most = self.mode, self.max_num_seqs
         positions = [size for size in _PREFILL_POSITIONS if size <= most_positions]
         if mode.fixed_shapes:
@@ -79,7 +79,7 @@ class RunnerShape:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceBatch:
-    """A batch on the device, which is only uploaded again when its members change."""
+    """A batch on the device, uploaded again only when its members change."""
 
     members: tuple[tuple[int, int], ...]  # each sequence's id and row
     rows: Tensor  # [bucket] int64, rows of the state; padded with the scratch row
@@ -87,7 +87,7 @@ class _DeviceBatch:
 
 
 class _HostResults:
-    """Results of a step in host memory, which is pinned if there is a GPU. Later steps reuse the memory."""
+    """A step's results in host memory, which is pinned if there is a GPU. Later steps reuse the memory."""
 
     def __init__(self, networks: FrameNetworks, *, pinned: bool) -> None:
         self.codes = torch.zeros_like(networks.codes, device="cpu", pin_memory=pinned)  # [rows, groups] int16
@@ -118,7 +118,7 @@ class QueuedStep:
     def result(self) -> Codes:
         """Wait for the codes and return frames [sequences, groups].
 
-        A row that begins with the end of speech or NOT_FINITE is not a frame. `advance` of the step may still run.
+        A row that begins with the end of speech or NOT_FINITE is not a frame. The step's `advance` may still be active.
         """
         if self._codes_event is not None:
             self._codes_event.synchronize()
@@ -140,7 +140,7 @@ class QueuedStep:
 
 
 class ModelRunner:
-    """Executor of a talker's batches."""
+    """Executes a talker's batches."""
 
     def __init__(
         self,
@@ -187,10 +187,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def queue_step(self, sequences: list[Sequence], on_codes: Callable[[Tensor], None] | None = None) -> QueuedStep:
-        """Queue the step that makes the next frame of each sequence. On a CPU the frames exist when this returns.
+        """Queue the step that makes the next frame of each sequence. On a CPU, the frames exist when this returns.
 
-        `on_codes` is called with the frames [sequences, groups] int16 on the device, after their computation is queued
-        and before later work is queued.
+        `on_codes` is called with the frames [sequences, groups] int16 on the device, after their computation has been
+        queued and before any later work is queued.
         """
         self.run_pending_advance()
         with self.on_stream():
@@ -216,19 +216,19 @@ class ModelRunner:
 
     @property
     def has_pending_advance(self) -> bool:
-        """Whether `advance` of the last step is pending on a CPU, because a sequence of that step continues."""
+        """Whether the last step's `advance` is pending on a CPU, because one of its sequences continues."""
         return self._pending is not None and any(sequence.row is not None for sequence in self._pending[0])
 
     @torch.inference_mode()
     def run_pending_advance(self) -> None:
-        """Run a pending `advance` on a CPU, if any. Steps and prefills do this first."""
+        """Run the pending `advance`, if any, on a CPU. Steps and prefills do this first."""
         pending, self._pending = self._pending if self.has_pending_advance else None, None
         if pending is not None:
             pending[1]()
 
     @torch.inference_mode()
     def extend_text(self, sequence: Sequence, start: int) -> None:
-        """Upload the sequence's text from trailing id `start` on. Without a row, the prefill uploads the text later."""
+        """Upload the sequence's text from trailing id `start` on. If it has no row yet, the prefill will upload it."""
         if sequence.row is not None:
             self._writer.extend_text(sequence, start)
 
@@ -246,7 +246,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Run all work that `capture` captures, once and without capture."""
+        """Run everything that `capture` captures once, without capturing it."""
         for _, work in self.shapes():
             work()
 
@@ -273,7 +273,7 @@ class ModelRunner:
         return next(breadth for breadth in self.networks.breadths if breadth.covers(needed))
 
     def _send_new_blocks(self, sequences: list[Sequence], positions: list[int]) -> None:
-        """Upload the block number of each sequence whose next position, in `positions`, is the first in a block."""
+        """Upload a block number for each sequence whose next position, in `positions`, is the first in a block."""
         for sequence, position in zip(sequences, positions, strict=True):
             if position % self.blocks.block_size == 0:
                 index = position // self.blocks.block_size
@@ -310,9 +310,9 @@ class ModelRunner:
         self.graphs.run(key, lambda: self.networks.prefill(inputs.tensors, length=length))
 
     def _retrace(self, sequences: list[Sequence]) -> None:
-        """Run the existing frames of sequences, one step after the other.
+        """Run the existing frames of sequences, one step at a time.
 
-        A prefill would sum in a different order than the steps that made the frames, and therefore round differently.
+        A prefill would sum in a different order from the steps that made the frames, and therefore round differently.
         """
         for number in range(max((sequence.num_frames for sequence in sequences), default=0)):
             going = [sequence for sequence in sequences if number < sequence.num_frames]
@@ -329,7 +329,7 @@ class ModelRunner:
         given.copy_(staged.tensor.view(given.shape), non_blocking=True)
 
     def shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
-        """Yield each shape of a step or prefill on a GPU, with its work."""
+        """Yield each shape of a step or prefill on a GPU, along with the work to run."""
         assert self.mode.fixed_shapes
         most = self._length(0)
         for bucket in reversed(self.buckets):
@@ -358,7 +358,7 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
 
 
 def capture(runners: list[ModelRunner], progress: Callable[[int, int], None]) -> None:
-    """Capture each shape of steps and prefills on a GPU, largest first, because all graphs of a runner share memory.
+    """Capture each shape of steps and prefills on a GPU, largest first, because a runner's graphs share memory.
 
     `progress` is called with the number of captured shapes and the total number of shapes.
     """

@@ -1,4 +1,4 @@
-"""Splitting and packing of prompts, and of a resumed sequence's frames, into prefill passes."""
+"""Splits and packs prompts, and the frames of resumed sequences, into prefill passes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ Pass = list[SequencePart]
 
 
 def pack(sized: Iterable[tuple[Sequence, int]], *, num_positions: int, together: int) -> Iterator[Pass]:
-    """Yield passes of at most `num_positions` positions. Each sequence has the number of its positions to run.
+    """Yield passes of at most `num_positions` positions. Each sequence comes with its number of positions to run.
 
-    Sequences of up to `together` positions share passes. A longer sequence has separate passes.
+    Sequences with up to `together` positions share passes. A longer sequence gets passes of its own.
     """
     packed: Pass = []
     for sequence, size in sized:
@@ -49,7 +49,7 @@ def pack(sized: Iterable[tuple[Sequence, int]], *, num_positions: int, together:
 
 
 class PrefillInputs:
-    """Static input buffers for passes with one number of positions, filled with a single copy."""
+    """Static input buffers for passes with a given number of positions, filled with a single copy."""
 
     def __init__(self, num_positions: int, *, scratch_row: int, tables: InputTables) -> None:
         self._tables, self._scratch_row = tables, scratch_row
@@ -81,7 +81,7 @@ class PrefillInputs:
         self._memory.copy_(staged.tensor, non_blocking=True)
 
     def _ids(self, part: SequencePart, at: int) -> tuple[Ids, Ids]:
-        """Return the table indices of a part's rows. Stores its dense rows for the rows of the pass from `at` on."""
+        """Return the table indices for a part's rows. Stores its dense rows for the pass's rows from `at` on."""
         tables, prompt, frames = self._tables, part.sequence.prompt, part.sequence.frames
         first, rows = tables.first_dense, slice(part.start, part.stop)
         trailing = np.full(len(frames), tables.pad, dtype=np.int32)
@@ -110,7 +110,7 @@ class PrefillInputs:
         return torch.cat(rows)
 
     def _fields(self) -> list[slice]:
-        """Return the location of each PrefillTensors field in the memory."""
+        """Return where each PrefillTensors field is located in the memory."""
         n, m = self.num_positions, self.num_sequences
         bounds = [0, n, 2 * n, 3 * n, 4 * n, 4 * n + m, 4 * n + 2 * m]
         return [slice(start, stop) for start, stop in pairwise(bounds)]

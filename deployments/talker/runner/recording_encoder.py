@@ -1,7 +1,7 @@
-"""Encoding of recordings on a GPU, on a CUDA stream in parallel with the engine's steps.
+"""Encoding of recordings on a GPU, on CUDA streams that run in parallel with the engine's steps.
 
-Launching the encoders' kernels takes the host 18 ms, in which no step starts. Captured graphs take the host less than
-1 ms, and the engine continues its steps until the prompt is complete.
+Launching the encoders' kernels takes the host 18 ms, during which no step can start. With captured graphs, it takes
+less than 1 ms, and the engine's steps continue until the prompt is complete.
 """
 
 from functools import partial
@@ -19,17 +19,17 @@ from deployments.talker.model.speaker_encoder import SpeakerEncoder
 if TYPE_CHECKING:
     from deployments.codec.encoder import CodecEncoder
 
-# Lengths to capture, and to which recordings are padded. Longer recordings run without a graph, because a graph for 30
-# seconds keeps 400 MB more GPU memory. Requests have at most 30 seconds, before resampling.
+# Lengths to capture, which recordings are padded to. Longer recordings run without a graph, because a graph for 30
+# seconds takes up 400 MB more GPU memory. Requests contain at most 30 seconds, before resampling.
 _SECONDS = (2, 3, 5, 8, 10, 15, 20)
 _MAX_SECONDS = 31
 
 
 class Encoding:
-    """Prompt of a recording, computed on the GPU."""
+    """A recording's prompt, computed on the GPU."""
 
     def __init__(self, speaker: Tensor, codes: Tensor | None) -> None:
-        """Wrap results in pinned memory whose copies are queued on the current stream."""
+        """Wrap results in pinned memory, which copies queued on the current stream will fill."""
         self._speaker, self._codes = speaker, codes
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record()
@@ -51,7 +51,7 @@ class Encoding:
 
 
 class RecordingEncoder:
-    """Encoders of a Base checkpoint, captured for a few lengths. The codec encoder is None for clones by vector.
+    """A Base checkpoint's encoders, captured for a few lengths. The codec encoder is None for clones by vector.
 
     Both encoders run at the same time, so their graphs must not share memory.
     """
@@ -64,11 +64,11 @@ class RecordingEncoder:
         *self._sizes, self._longest = (ceil(seconds * rate / frame) * frame for seconds in (*_SECONDS, _MAX_SECONDS))
         self._audio = torch.zeros(self._longest, device=device)
         self._num_samples = torch.tensor(self._sizes[0], device=device)
-        self._vectors: dict[int, Tensor] = {}  # output of the graph for each size
+        self._vectors: dict[int, Tensor] = {}  # output of the graph, by size
         self._codes: dict[int, Tensor] = {}
 
     def capture(self) -> None:
-        """Capture all lengths, the longest first, because the graphs of an encoder share memory."""
+        """Capture all lengths, longest first, because an encoder's graphs share memory."""
         for size in reversed(self._sizes):
             audio = self._audio[:size]
             self._vectors[size] = self._speaker_graphs.capture(
@@ -81,7 +81,7 @@ class RecordingEncoder:
 
     @torch.inference_mode()
     def start(self, reference: Reference) -> Encoding:
-        """Queue the encoding of samples, without waiting. Raises InvalidRequest if they are too few or too many."""
+        """Queue the samples for encoding, without waiting. Raises InvalidRequest if there are too few or too many."""
         num_samples = len(reference.samples)
         self._speaker.check(num_samples)
         size = next((size for size in (*self._sizes, self._longest) if size >= num_samples), None)

@@ -1,4 +1,4 @@
-"""Samplers, which convert logits to codes. All three sample the same code; tests compare them on random logits.
+"""Samplers, which convert logits to codes. All three sample the same codes; tests compare them on random logits.
 
 | file                | used for                                                                                     |
 |---------------------|----------------------------------------------------------------------------------------------|

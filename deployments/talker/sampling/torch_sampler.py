@@ -1,8 +1,8 @@
-"""Sampler in PyTorch, and interface to the sampler in C, which CPUs use if a C compiler is available.
+"""PyTorch sampler, and the interface to the C sampler, which is used on CPUs if a C compiler is available.
 
 A code is `argmax(probs / noise)` with exponential noise, as in `torch.multinomial`. In production the noise is a
-function of (seed, frame, codebook, code). The codes of a stream therefore do not depend on its batch, its row, or the
-position at which it was resumed. Filters apply in Hugging Face's order: temperature, top-k, top-p.
+function of (seed, frame, codebook, code). A stream's codes therefore do not depend on its batch, its row, or where
+it was resumed. Filters are applied in Hugging Face's order: temperature, top-k, top-p.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from deployments.talker.state.batch_state import BatchOptions, DrawingOptions
 
 Words = TypeVar("Words", Tensor, NDArray[np.int64])
 
-_INTERFACE = 5  # version of the functions and their arguments; must be equal in c_sampler.c
+_INTERFACE = 5  # version of the functions and their arguments; must match the one in c_sampler.c
 _C_TYPES: dict[object, str] = {bool: "int32_t", int: "int32_t", float: "float"}
 _PARAMETERS = {"sample": [*[POINTER] * 5, *[COUNT] * 3, POINTER]}
 _MASK = 0xFFFFFFFF
@@ -29,7 +29,7 @@ _ROUNDS, _MULTIPLIERS, _KEY_STEPS = 10, (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Key of a batch's noise: seed and frame of each row, and the codebook of all rows."""
+    """Key for a batch's noise: each row's seed and frame, and the codebook for all rows."""
 
     seeds: Tensor  # [rows] int64, the bits of an unsigned seed
     frames: Tensor  # [rows] int64
@@ -55,7 +55,7 @@ def _first_words(draw: Draw, codes: Tensor) -> Tensor:
     codebook, zero = torch.full_like(seed, draw.codebook), torch.zeros_like(seed)
     if not codes.is_cpu:
         return philox4x32((codes, codebook, frame, zero), (low, high))[0]
-    # For a hundred small operations on a CPU, NumPy takes a third of torch's time.
+    # For a hundred small operations on a CPU, NumPy takes a third of the time that torch does.
     counter = (codes.numpy(), codebook.numpy(), frame.numpy(), zero.numpy())
     return torch.from_numpy(philox4x32(counter, (low.numpy(), high.numpy()))[0])
 
@@ -81,23 +81,23 @@ def sample(logits: Tensor, options: BatchOptions, draw: Draw, noise: NoiseSource
     values = _keep_top_k(values, options)
     if options.breadth.top_p:
         values = _keep_top_p(values, options)
-    weights = (values - values[:, :1]).exp()  # not normalized, because a sum depends on the number of candidates
+    weights = (values - values[:, :1]).exp()  # not normalized, because the sum would depend on the number of candidates
     best = (weights / noise(draw, codes)).argmax(-1, keepdim=True)
     sampled = codes.gather(-1, best)
     return torch.where(options.ints("do_sample") != 0, sampled, logits.argmax(-1, keepdim=True))[:, 0]
 
 
 def _keep_top_k(values: Tensor, options: BatchOptions) -> Tensor:
-    """Mask values below each row's k-th value. `values` are in descending order."""
+    """Mask values below each row's k-th value. `values` must be in descending order."""
     top_k = options.ints("top_k").long()
     last = torch.where(top_k > 0, top_k, values.shape[-1]).clamp(max=values.shape[-1]) - 1
     return values.masked_fill(values < values.gather(-1, last), -torch.inf)
 
 
 def _keep_top_p(values: Tensor, options: BatchOptions) -> Tensor:
-    """Mask the tail of each row with a total probability of at most 1 - top_p, but never the best value.
+    """Mask the tail of each row, whose total probability is at most 1 - top_p, but never the best value.
 
-    `values` are in descending order.
+    `values` must be in descending order.
     """
     tail = values.softmax(-1).flip(-1).cumsum(-1).flip(-1)
     top_p = options.floats("top_p")
@@ -121,7 +121,7 @@ def _checked_library() -> ctypes.CDLL | None:
 
 
 def check_columns(built: str) -> None:
-    """Raise RuntimeError unless the library's option columns equal those of `DrawingOptions`, in order."""
+    """Raise RuntimeError unless the library's option columns match those of `DrawingOptions`, in order."""
     packed = "".join(f"{_C_TYPES[option.type]} {option.name};" for option in fields(DrawingOptions))
     if built != packed:
         raise RuntimeError(

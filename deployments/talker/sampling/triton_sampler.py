@@ -1,8 +1,8 @@
-"""Sampler in Triton, which converts logits to a code and its embedding with one program per row.
+"""Triton sampler, which converts logits to a code and its embedding with one program per row.
 
-The code equals that of `torch_sampler.sample`, because filters, order and noise bits are equal. Thresholds of top-k and
-top-p are found by bisection over the logits' bits, without sorting. If several candidates equal the last one within
-top-p, all of them remain. A sort would keep only some of them.
+The code is the same as from `torch_sampler.sample`, because filters, order and noise bits are the same. Top-k and top-p
+thresholds are found by bisection over the logits' bits, without sorting. If several candidates tie with the last one
+within top-p, all of them are kept. A sort would keep only some of them.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ assert set(OPTION_COLUMNS) == {"do_sample", "temperature", "top_k", "top_p"}, "`
 
 @triton.jit
 def _noise(seed, frame, codebook, codes):
-    """Return float32 exponential noise of candidate `codes`, through a float64 logarithm as on the CPU."""
+    """Return float32 exponential noise for candidate `codes`, using a float64 logarithm as on the CPU."""
     zero = codes.to(tl.uint32) * 0
     low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     word, _, _, _ = philox_impl(
@@ -37,16 +37,16 @@ def _noise(seed, frame, codebook, codes):
 
 @triton.jit
 def _ordered(values):
-    """Map float32 to uint32 with the same order. Both zeros are equal."""
+    """Map float32 to uint32, preserving order. Both zeros map to the same value."""
     bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _last_of(keys, wanted, bits: tl.constexpr):
-    """Return the largest threshold of `bits` leading bits that at least `wanted` keys reach. Each sum finds two bits.
+    """Return the largest threshold of `bits` leading bits that at least `wanted` keys reach. Each sum yields two bits.
 
-    Three counts of 20 bits share an int64, because latency dominates the cost of a sum over the program.
+    Three 20-bit counts share an int64, because latency dominates the cost of a sum over the program.
     """
     one = tl.full([], 1, tl.uint32)
     threshold = one * 0
@@ -87,7 +87,7 @@ def _choose(values, inside, noise, filters, vocab: tl.constexpr, bits: tl.conste
         best = tl.max(tl.where(inside, scaled, float("-inf")), axis=0)
         keep = keep & ((keys >= border) | (scaled == best))
     code = tl.argmax(tl.where(do_sample, tl.where(keep, weights / noise, -1.0), values), axis=0, tie_break_left=True)
-    return tl.minimum(code, vocab - 1)  # with NaN logits, argmax may return a place in the padding
+    return tl.minimum(code, vocab - 1)  # if logits are NaN, argmax may return an index in the padding
 
 
 @triton.jit
@@ -174,7 +174,7 @@ def _sample_first_code(
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Embeddings of the codes of one codebook."""
+    """Embeddings for one codebook's codes."""
 
     projected: Tensor  # [vocab, predictor hidden]: next input of the predictor
     summed: Tensor  # [vocab, talker hidden]: summand of the talker's next input
@@ -182,15 +182,15 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class FrameOutputs:
-    """Buffers for the codes of a frame and the sum of their embeddings."""
+    """Buffers for a frame's codes and the sum of their embeddings."""
 
     codes: Tensor  # [rows, groups] int64
-    sums: Tensor  # [rows, talker hidden] float32: sum so far
+    sums: Tensor  # [rows, talker hidden] float32: running sum
     total: Tensor  # [rows, talker hidden]: complete sum
 
 
 def order_bits(dtype: torch.dtype) -> int:
-    """Return the number of leading bits that distinguish two different logits."""
+    """Return the number of leading bits that suffice to distinguish any two logits."""
     return 16 if dtype == torch.bfloat16 else 32
 
 
@@ -229,7 +229,7 @@ def sample_code(logits: Tensor, options: BatchOptions, draw: Draw, embeddings: E
 
 @dataclass(frozen=True, slots=True)
 class FirstCodeRules:
-    """Rules that exclude or penalize codes of codebook 0."""
+    """Rules that exclude or penalize codes in codebook 0."""
 
     state_rows: Tensor  # [rows] int64: row of each sequence in `seen`
     seen: Tensor  # [state rows, vocab] bool: codes that the sequence has sampled

@@ -1,4 +1,4 @@
-"""State of the running sequences between two frames: one row per sequence, in static tensors for CUDA graphs.
+"""State of running sequences between two frames: one row per sequence, in static tensors for CUDA graphs.
 
 The host writes a row once, when its sequence is admitted. Each step then updates the row on the device. One additional
 row, the scratch row, pads batches.
@@ -16,13 +16,13 @@ from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, Sampling
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.state.sequence import Sequence
 
-# Top-k keeps all candidates equal to the k-th, and bfloat16 logits are often equal. Reserve room for more candidates.
+# Top-k keeps all candidates that tie with the k-th, and ties are common in bfloat16. Reserve room for more candidates.
 _TIES = 14
 
 
 @dataclass(frozen=True, slots=True)
 class DrawingOptions:
-    """Sampling options of one codebook: `do_sample` and DRAWING_OPTIONS. The defaults have no effect."""
+    """Sampling options for one codebook: `do_sample` and DRAWING_OPTIONS. The defaults have no effect."""
 
     do_sample: bool = False
     temperature: float = 1.0
@@ -31,12 +31,12 @@ class DrawingOptions:
 
     @classmethod
     def for_talker(cls, sampling: Sampling) -> "DrawingOptions":
-        """Return the options of codebook 0 from a complete `Sampling`."""
+        """Return the options for codebook 0 from a complete `Sampling`."""
         return cls._of(sampling, bool(sampling.do_sample), "")
 
     @classmethod
     def for_predictor(cls, sampling: Sampling) -> "DrawingOptions":
-        """Return the options of codebooks 1 and up from a complete `Sampling`."""
+        """Return the options for codebooks 1 and up from a complete `Sampling`."""
         return cls._of(sampling, bool(sampling.subtalker_dosample), SUBTALKER)
 
     @classmethod
@@ -60,7 +60,7 @@ OPTION_COLUMNS = {option.name: column for column, option in enumerate(fields(Dra
 class Breadth:
     """Number of candidates that sampling considers, and whether it applies top-p. A CUDA graph fixes both."""
 
-    num_candidates: int | None  # None: the whole vocabulary
+    num_candidates: int | None  # None: the entire vocabulary
     top_p: bool
 
     @classmethod
@@ -71,7 +71,7 @@ class Breadth:
         return cls(largest + _TIES if limited else None, any(option.top_p < 1.0 for option in options))
 
     def covers(self, other: "Breadth") -> bool:
-        """Return whether this breadth supports options that need `other`."""
+        """Return whether this breadth supports all options that `other` supports."""
         if other.top_p and not self.top_p:
             return False
         if self.num_candidates is None or other.num_candidates is None:
@@ -79,13 +79,13 @@ class Breadth:
         return other.num_candidates <= self.num_candidates
 
 
-# NARROW is enough for nearly all requests with the checkpoints' defaults. WIDE supports all requests.
+# NARROW is enough for nearly all requests that use the checkpoints' defaults. WIDE supports all requests.
 NARROW = Breadth(50 + _TIES, top_p=False)
 WIDE = Breadth(None, top_p=True)
 
 
 class BatchOptions:
-    """Sampling options of the rows of a batch."""
+    """Sampling options for the rows of a batch."""
 
     def __init__(self, packed: Tensor, breadth: Breadth) -> None:
         """Wrap `packed` [rows, options] int32, in the format of `DrawingOptions.pack`."""
@@ -109,7 +109,7 @@ class BatchOptions:
 class Columns:
     """Columns of a packed row of 32-bit values: a header, then trailing text ids, then block numbers.
 
-    The `DrawingOptions` of talker and predictor are packed side by side. The header's width is a multiple of 16
+    The talker's and the predictor's `DrawingOptions` are packed side by side. The header's width is a multiple of 16
     columns, because Triton loads aligned block tables as vectors.
     """
 
@@ -140,7 +140,7 @@ class StateSize:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Positions and cache locations of the rows in one talker pass. A prefill has adjacent rows of one sequence."""
+    """Positions and cache locations of the rows in a talker pass. In a prefill, a sequence's rows are adjacent."""
 
     positions: Tensor  # [rows] int32
     slot_mapping: Tensor  # [rows] int64: cache index of each row's key and value
@@ -149,7 +149,7 @@ class Context:
 
 
 class BatchState:
-    """State tensors with one row for each running sequence, and one row for padding."""
+    """State tensors with one row for each running sequence and one row for padding."""
 
     def __init__(self, config: ModelConfig, size: StateSize, *, dtype: torch.dtype, device: torch.device) -> None:
         rows = size.max_num_seqs + 1
@@ -200,17 +200,17 @@ class BatchState:
         return self._ignore_eos[rows] != 0
 
     def move_on(self, rows: Tensor) -> None:
-        """Count one more frame for each row except the scratch row."""
+        """Count one more frame for every row except the scratch row."""
         step = (rows != self.scratch_row).int()
         self.positions[rows] = self.positions[rows] + step
         self.num_frames[rows] = self.num_frames[rows] + step
 
 
 class RowWriter:
-    """Writer of state rows from the host, on the current CUDA stream.
+    """Writes state rows from the host, on the current CUDA stream.
 
-    Each lane has its own writer, because pinned memory may be used on only one CUDA stream. Two writers may write the
-    scratch row concurrently, because sequences do not depend on it.
+    Each lane has its own writer, because pinned memory may be used on only one CUDA stream. Two writers may write to
+    the scratch row concurrently, because no sequence depends on it.
     """
 
     def __init__(self, state: BatchState) -> None:
@@ -218,7 +218,7 @@ class RowWriter:
         self._staging = Staging(state.size.width, device=state.packed.device)
 
     def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
-        """Write the row of a sequence before its prefill, which includes `num_frames` of its frames."""
+        """Write a sequence's row before its prefill, which includes `num_frames` of its frames."""
         assert sequence.row is not None
         staged = self._staging.next_row()
         self._pack(staged.values, sequence, blocks)

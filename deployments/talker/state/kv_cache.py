@@ -1,4 +1,4 @@
-"""Paged KV cache, and assignment of its blocks to sequences.
+"""The paged KV cache, and the assignment of its blocks to sequences.
 
 The layout is one contiguous tensor `blocks` [layers, 2, num_blocks, block_size, kv_heads, head_dim]. Index 0 of the
 second dimension contains keys, index 1 values. flash-attn's paged functions take `blocks[layer, 0]` and
@@ -16,13 +16,13 @@ from deployments.errors import EngineError
 from deployments.talker.model.model_config import TransformerConfig
 
 GIB = 1 << 30
-# Memory of the CUDA context with its loaded kernels, which is allocated before anything can be measured
+# Memory used by the CUDA context and its loaded kernels, which is allocated before anything can be measured
 CONTEXT_BYTES = 600 << 20
-# Other memory of steps: tables of the predictor, activations, workspaces of the matrix library, and graphs
+# Other memory that steps use: predictor tables, activations, matrix library workspaces, and graphs
 _STEP_BYTES = 900 << 20
 BESIDE_BYTES = CONTEXT_BYTES + _STEP_BYTES
 
-# Context lengths are rounded up to a multiple of this, to repeat shapes.
+# Context lengths are rounded up to a multiple of this, so that shapes repeat.
 LENGTH_STEP = 64
 
 
@@ -45,16 +45,16 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheBounds:
-    """Memory settings of the KV cache, and sizes derived from the settings."""
+    """Memory settings for the KV cache, and the sizes derived from them."""
 
     fraction: float  # share of the GPU's memory
-    least_bytes: int  # keys and values of one sequence of maximum length
-    most_bytes: int  # keys and values of a full batch of such sequences
+    least_bytes: int  # keys and values for one sequence of maximum length
+    most_bytes: int  # keys and values for a full batch of such sequences
 
     def kv_bytes(self, total: int, loaded: int, *, others_bytes: int = 0) -> int:
-        """Return the bytes for keys and values on a GPU of `total` bytes. Raises EngineError if they are too few.
+        """Return the bytes for keys and values on a GPU with `total` bytes. Raises EngineError if there are too few.
 
-        `loaded` is the size of weights and codec. `others_bytes` is the memory of other processes.
+        `loaded` is the size of the weights and codec. `others_bytes` is the memory used by other processes.
         """
         allowed = int(self.fraction * total) - CONTEXT_BYTES - loaded - _STEP_BYTES
         room = min(allowed, total - others_bytes - CONTEXT_BYTES - loaded - _STEP_BYTES)
@@ -77,10 +77,10 @@ class CacheBounds:
 
 
 class GpuMemory:
-    """Memory of a GPU that is available for keys and values.
+    """GPU memory that is available for keys and values.
 
-    Keys and values are allocated after weights and codec, when their size is known, and leave room for the memory of a
-    step. Create this object before anything is loaded, because it attributes used memory to other processes.
+    Keys and values are allocated after the weights and codec, whose size is then known, and leave room for the memory
+    that a step uses. Create this object before loading anything, because it attributes used memory to other processes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -88,7 +88,7 @@ class GpuMemory:
         self._free_before, self.total = torch.cuda.mem_get_info(device)
 
     def kv_bytes(self, bounds: CacheBounds) -> int:
-        """Return the bytes for keys and values, after all else is loaded. Raises EngineError if they are too few."""
+        """Return the bytes for keys and values, once all else is loaded. Raises EngineError if there are too few."""
         free, _ = torch.cuda.mem_get_info(self.device)
         loaded = self._free_before - free
         return bounds.kv_bytes(self.total, loaded, others_bytes=self.total - self._free_before - CONTEXT_BYTES)
@@ -135,11 +135,11 @@ class BlockManager:
         table.extend(self._free.popleft() for _ in range(missing))
 
     def free(self, sequence_id: int) -> None:
-        """Free all blocks of a sequence, if it has any."""
+        """Free all of a sequence's blocks, if it has any."""
         self._free.extend(self._tables.pop(sequence_id, ()))
 
     def table(self, sequence_id: int) -> list[int]:
-        """Return the blocks of a sequence in order of its positions."""
+        """Return a sequence's blocks in order of position."""
         return self._tables[sequence_id]
 
     def check_integrity(self) -> None:

@@ -1,4 +1,4 @@
-"""A request inside the engine, and the progress of its speech through its text."""
+"""A request inside the engine, and how far its speech has progressed through its text."""
 
 from dataclasses import dataclass, field
 
@@ -9,30 +9,30 @@ from deployments.protocol import ClonePrompt, FinishReason, Frame, Sampling, Syn
 from deployments.speech_detection import LATE_PATIENCE_S, frames_of
 from deployments.talker.text.prompt import Prompt
 
-# The alignment head attends _AHEAD_TOKENS ahead of the speech. Attention of at most ATTENTIVE on the text is noise.
+# The alignment head attends _AHEAD_TOKENS ahead of the speech. Attention to the text of at most ATTENTIVE is noise.
 _AHEAD_TOKENS = 0.75
 ATTENTIVE = 0.2
-# A frame that reads more than this many tokens before the furthest token repeats a passage.
+# A frame that reads more than this many tokens behind the furthest token is repeating a passage.
 _BACK_TOKENS = 10
-# A good ending leaves at most 2.8 positions unread, and an ending without the last word at least 3.8
-# (docs/reliability.md). More than _UNSAID_TOKENS unread positions mean missing words. At most _SAID_TOKENS unread
-# positions mean that all text is spoken.
+# A good ending leaves at most 2.8 positions unread; an ending that lacks the last word leaves at least 3.8
+# (docs/reliability.md). More than _UNSAID_TOKENS unread positions mean that words are missing. At most _SAID_TOKENS
+# unread positions mean that all text has been spoken.
 _UNSAID_TOKENS, _SAID_TOKENS = 3.25, 2.8
-_WITNESSES = 8  # minimum number of frames that read the text to trust the head; a resumed stream starts with none
+_WITNESSES = 8  # the head is trusted once this many frames have read the text; a resumed stream starts with none
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLimit:
-    """Maximum number of frames of a sequence, and the finish reason at that number."""
+    """A sequence's maximum number of frames, and the finish reason when it is reached."""
 
     frames: int
     reason: FinishReason
 
 
 class TextProgress:
-    """Progress of speech through its text: the position of each frame, and whether all text was spoken at the end.
+    """Progress of speech through its text: each frame's position, and whether all text had been spoken at the end.
 
-    An alignment head of the talker attends to the token that is being spoken. Without such a head, the position is
+    A talker's alignment head attends to the token that is being spoken. If there is no such head, the position is
     estimated from the number of frames.
     """
 
@@ -44,16 +44,16 @@ class TextProgress:
         """
         self._starts = [] if starts is None else starts
         self._token_frames = token_frames
-        self.num_unspoken = 0  # tokens at the end of the text without letters and digits
+        self.num_unspoken = 0  # tokens at the end of the text that contain no letters or digits
         self._furthest = 0.0  # furthest token that a frame has read
         self._num_read = 0  # number of frames that read the text
         self._num_reread = 0  # number of frames that repeated a passage
-        self._num_after = 0  # number of frames since all text was spoken
+        self._num_after = 0  # number of frames since all text had been spoken
         self._place = 0.0  # position of the next frame in characters
         self._places: list[float] = []  # positions of the frames since the last `take`
 
     def begin(self, num_frames: int) -> None:
-        """Continue after `num_frames` existing frames."""
+        """Start after `num_frames` existing frames."""
         self._estimate(num_frames)
 
     def add_frame(self, num_frames: int) -> None:
@@ -75,14 +75,14 @@ class TextProgress:
             self._come_to(token)
 
     def end(self, prompt: Prompt, *, patience: int) -> FinishReason:
-        """Return why speech ended by itself. The reason is LOOP if at least `patience` frames repeated a passage."""
+        """Return why speech ended on its own. The reason is LOOP if at least `patience` frames repeated a passage."""
         if self._num_reread >= patience:
             return FinishReason.LOOP
         is_early = self._num_read >= _WITNESSES and self._num_unread(prompt) > _UNSAID_TOKENS
         return FinishReason.EARLY if is_early else FinishReason.STOP
 
     def overrun(self, *, patience: int) -> FinishReason | None:
-        """Return why speech that continues after its text must end, or None if it may continue.
+        """Return why speech that continues beyond its text must end, or None if it may continue.
 
         Speech may continue for `patience` frames, or half as many if they repeat a passage.
         """
@@ -98,7 +98,7 @@ class TextProgress:
         return tuple(places)
 
     def _num_unread(self, prompt: Prompt) -> float:
-        """Return the number of text positions after the furthest token, without punctuation at the end of the text."""
+        """Return the number of text positions after the furthest token, excluding punctuation at the end."""
         return prompt.num_text_positions - self.num_unspoken - self._furthest
 
     def _estimate(self, num_frames: int) -> None:
@@ -107,7 +107,7 @@ class TextProgress:
             self._come_to(num_frames / self._token_frames)
 
     def _come_to(self, token: float) -> None:
-        """Set the next frame's position to that of `token`, but never before an earlier frame's position."""
+        """Set the next frame's position to that of `token`, but never move back behind an earlier frame."""
         last = len(self._starts) - 1
         before = min(max(int(token), 0), last)
         after = min(before + 1, last)
@@ -123,7 +123,7 @@ class Sequence:
     id: int
     request: SynthesisRequest
     prompt: Prompt
-    sampling: Sampling  # complete: no option is None
+    sampling: Sampling  # complete, so no option is None
     limit: FrameLimit
     progress: TextProgress = field(default_factory=TextProgress)
     frames: list[Frame] = field(default_factory=list)  # a resumed sequence starts with its prefix
@@ -144,7 +144,7 @@ class Sequence:
 
     @property
     def is_background(self) -> bool:
-        """Whether the sequence is a segment of a job, which has no listener."""
+        """Whether the sequence is a job segment, which has no listener."""
         return self.request.background
 
     @property
@@ -154,12 +154,12 @@ class Sequence:
 
     @property
     def num_positions(self) -> int:
-        """Number of positions of the prompt and of all frames."""
+        """Number of positions in the prompt and all frames."""
         return self.prompt.num_positions + self.num_frames
 
     @property
     def awaits_text(self) -> bool:
-        """Whether the next frame needs text that the client has not written yet."""
+        """Whether the next frame needs text that the client has not yet written."""
         return not self.prompt.has_all_text and len(self.prompt.trailing) <= self.num_frames
 
     @property
@@ -168,7 +168,7 @@ class Sequence:
         return int(np.uint64(self.request.seed).astype(np.int64))
 
     def append(self, frame: Frame) -> None:
-        """Append a frame. Ends the sequence at its limit, or if speech continues too long after the text."""
+        """Append a frame. Ends the sequence at its limit, or if speech continues too long beyond the text."""
         self.frames.append(frame)
         self.progress.add_frame(self.num_frames)
         if self.num_frames >= self.limit.frames:
@@ -177,12 +177,12 @@ class Sequence:
             self.finish_reason = self.progress.overrun(patience=self._patience)
 
     def end(self) -> None:
-        """End the sequence after the talker sampled its end-of-speech code."""
+        """End the sequence after the talker has sampled its end-of-speech code."""
         self.finish_reason = self.progress.end(self.prompt, patience=self._patience)
 
     @property
     def _patience(self) -> int:
-        """Number of frames for which invalid speech may continue."""
+        """Number of frames for which invalid speech is tolerated."""
         return frames_of(LATE_PATIENCE_S, self.frame_s)
 
     def play(self, now_s: float) -> None:
@@ -192,5 +192,5 @@ class Sequence:
             self.listener.deliver(num_new * self.frame_s, now_s=now_s)
 
     def sent_lead_s(self, now_s: float) -> float:
-        """Return the seconds of audio that are sent and not played yet."""
+        """Return the seconds of audio that have been sent but not yet played."""
         return self.listener.lead_s(now_s) - (self._num_played - self.num_sent) * self.frame_s

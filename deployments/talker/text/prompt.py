@@ -1,7 +1,7 @@
 """Conversion of a request to the rows of the talker's prefill.
 
 A row is the sum of a text track and a codec track. In streaming-text mode, the rows end with the first text token, and
-each later frame adds one token of the *trailing text*. In full-text mode, the prompt contains all text. Source:
+each later frame adds one token from the *trailing text*. In full-text mode, the prompt contains all text. Source:
 `generate` of the official package; golden codes verify the result. Both tracks are indices into `InputTables`.
 """
 
@@ -19,21 +19,21 @@ from deployments.talker.model.input_tables import Ids, InputTables
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.text.tokenizer import TextTokenizer
 
-if TYPE_CHECKING:  # only models that clone have encoders
+if TYPE_CHECKING:  # only models that clone voices have encoders
     from deployments.talker.model.speaker_encoder import SpeakerEncoder
     from deployments.talker.runner.recording_encoder import Encoding, RecordingEncoder
 
 _SPEAKER_BYTES = 8 << 20  # cache for a thousand speaker vectors
-_CODES_BYTES = 8 << 20  # cache for codes of a thousand recordings of 24 seconds
+_CODES_BYTES = 8 << 20  # cache for the codes of a thousand 24-second recordings
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Positions to prefill, and text tokens to add to later frames, as indices into the tables."""
+    """Positions to prefill, and text tokens to be added to later frames, as indices into the tables."""
 
     text_ids: Ids  # [positions]
     codec_ids: Ids  # [positions]; ids from `InputTables.first_dense` on are numbers of rows in `dense`
-    trailing: Ids  # [frames]: text ids; all later frames get padding
+    trailing: Ids  # [frames]: text ids; all further frames get padding
     num_text_tokens: int
     dense: Tensor | None = None  # [n, hidden]
     has_all_text: bool = True  # False while the client is still writing the text
@@ -45,7 +45,7 @@ class Prompt:
 
     @property
     def num_text_positions(self) -> int:
-        """Number of text tokens plus the end token. All text is spoken once the talker has read the end token."""
+        """Number of text tokens plus the end token. All text has been spoken once the talker has read the end token."""
         return self.num_text_tokens + 1
 
 
@@ -59,12 +59,12 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class _Speaker:
-    vector: Tensor  # [hidden], with dtype and device of the text table
+    vector: Tensor  # [hidden], with the text table's dtype and device
     on_host: Tensor  # [hidden], float32
 
 
 class PromptBuilder:
-    """Builder of prompts for one loaded checkpoint."""
+    """Builds prompts for one loaded checkpoint."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class PromptBuilder:
         self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES)
 
     def start_encoding(self, request: SynthesisRequest) -> "Encoding | None":
-        """Start to encode a request's recording on a GPU. Returns None if the request needs no encoding.
+        """Start encoding a request's recording on a GPU. Returns None if there is nothing to encode.
 
         Raises InvalidRequest if the recording is too short or too long.
         """
@@ -112,7 +112,7 @@ class PromptBuilder:
         return replace(request, reference=replace(reference, prompt=prompt))
 
     def with_codes(self, request: SynthesisRequest) -> SynthesisRequest:
-        """Return `request` with the codes of its recording if it clones in context. Raises InvalidRequest."""
+        """Return `request` with its recording's codes if it clones in context. Raises InvalidRequest."""
         reference, recordings = request.reference, self.recordings
         if reference is None or reference.x_vector_only or request.reference_codes is not None:
             return request
@@ -125,7 +125,7 @@ class PromptBuilder:
         return replace(request, reference_codes=codes)
 
     def clone_prompt(self, request: SynthesisRequest) -> ClonePrompt | None:
-        """Return the clone prompt of a recording that arrived as samples; None before the prompt is built."""
+        """Return the clone prompt for a recording that arrived as samples; None before the prompt has been built."""
         reference = request.reference
         if reference is None or reference.audio is None:
             return None
@@ -134,12 +134,12 @@ class PromptBuilder:
         return None if speaker is None else ClonePrompt(speaker.on_host.numpy(), codes)
 
     def build(self, request: SynthesisRequest) -> Prompt:
-        """Build the prompt of a request with all its text. Raises InvalidRequest if the text is empty."""
+        """Build the prompt for a request whose text is complete. Raises InvalidRequest if the text is empty."""
         body, _ = self.tokenizer.encode_body(request.text, gap=request.gap)
         return self.begin(request, body, has_all_text=True)
 
     def texts(self, request: SynthesisRequest) -> list[str]:
-        """Return all texts of a request in the form that the tokenizer receives."""
+        """Return all of a request's texts, exactly as passed to the tokenizer."""
         reference = request.reference
         spoken = "" if reference is None or reference.x_vector_only else reference.text or ""
         others = (spoken, request.instructions or "", "" if request.tail is None else request.tail.text.rstrip())
@@ -152,7 +152,7 @@ class PromptBuilder:
         return beside + (0 if request.prefix is None else len(request.prefix)) + 1
 
     def extend(self, prompt: Prompt, more: list[int], *, has_all_text: bool) -> Prompt:
-        """Return `prompt` with further tokens of a text that the client is still writing."""
+        """Return `prompt` with further tokens from a text that the client is still writing."""
         trailing = [*more, self.config.tokens.tts_eos] if has_all_text else more
         new = np.array(trailing, dtype=np.int32)
         self.tables.project(new)
@@ -165,7 +165,7 @@ class PromptBuilder:
 
     @torch.inference_mode()
     def begin(self, request: SynthesisRequest, body: list[int], *, has_all_text: bool) -> Prompt:
-        """Build the prompt of a request. `body` holds all tokens of its text, or at least `least_tokens` of them."""
+        """Build the prompt for a request. `body` holds all of its text's tokens, or at least `least_tokens` of them."""
         tokens, codes = self.config.tokens, self.config.codes
         if not body:
             raise InvalidRequest("input has no text to speak", "input", "empty_input")
@@ -217,14 +217,14 @@ class PromptBuilder:
         return _Track([*tags, *speaker.ids, codes.pad], speaker.dense)
 
     def _language(self, request: SynthesisRequest) -> int | None:
-        """Return the language's id; None for automatic. Dialect speakers use their dialect for automatic or Chinese."""
+        """Return the language id; None for automatic. Dialect speakers use their dialect for automatic or Chinese."""
         dialect = self.config.dialects.get(request.voice or "")
         if dialect and request.language in ("auto", "chinese"):
             return self.config.languages[dialect]
         return None if request.language == "auto" else self.config.languages[request.language]
 
     def _speaker(self, request: SynthesisRequest) -> _Track:
-        """Return the row of a built-in speaker or of the reference's x-vector; empty for described voices."""
+        """Return the row for a built-in speaker or the reference's x-vector; empty for described voices."""
         if request.reference is not None:
             assert self.speaker_encoder is not None, "the ingress sends references only to base checkpoints"
             row = self._speaker_vector(self.speaker_encoder, request.reference)
@@ -235,7 +235,7 @@ class PromptBuilder:
         return _Track([])
 
     def _speaker_vector(self, encoder: "SpeakerEncoder", reference: Reference) -> Tensor:
-        """Return the speaker's row [hidden] with dtype and device of the text table."""
+        """Return the speaker's row [hidden] with the text table's dtype and device."""
 
         def embed() -> _Speaker:
             if self.recordings is not None:
@@ -251,16 +251,16 @@ class PromptBuilder:
         return speaker.vector
 
     def _speaker_of(self, prompt: ClonePrompt) -> _Speaker:
-        """Copy a speaker vector to the device, once for each recording, because a copy waits for the device."""
+        """Copy a speaker vector to the device, only once per recording, because a copy waits for the device."""
         on_host = torch.from_numpy(prompt.speaker.copy())
         return _Speaker(on_host.to(self.tables.text), on_host)
 
     def _going_on(
         self, request: SynthesisRequest, text: list[int], frames: _Track
     ) -> tuple[list[int], list[int], list[int]]:
-        """Return the rows of speech that continues from `frames`, with text and frames in parallel or in sequence.
+        """Return the rows for speech that continues from `frames`, with text and frames in parallel or in sequence.
 
-        `text` begins with the text of the frames. A complete text ends with the end token.
+        `text` begins with the text that the frames speak. A complete text ends with the end token.
         """
         codes, pad = self.config.codes, self.config.tokens.tts_pad
         codec = [codes.bos, *frames.ids]
@@ -271,7 +271,7 @@ class PromptBuilder:
         return text + [pad] * (len(codec) - len(text)), codec, [pad]
 
     def _text_before(self, request: SynthesisRequest) -> list[int]:
-        """Return the tokens that the frames of `SynthesisRequest.before` speak."""
+        """Return the tokens spoken in the frames of `SynthesisRequest.before`."""
         reference = "" if request.reference_codes is None or request.reference is None else request.reference.text
         tail = "" if request.tail is None else request.tail.text.rstrip()
         return self.tokenizer.encode(reference or "") + self.tokenizer.encode(tail)
@@ -280,7 +280,7 @@ class PromptBuilder:
         return self.talker.embed_frames(torch.from_numpy(codes).long().to(self.tables.device))
 
     def _dense(self, count: int) -> list[int]:
-        """Return placeholders for rows outside the tables, which `_prompt` numbers."""
+        """Return placeholders for rows that are not in the tables, which `_prompt` numbers."""
         return [self.tables.first_dense] * count
 
 

@@ -19,16 +19,16 @@ _WORDS = (
 
 _MOST_UNSPOKEN = 32
 _MOST_AHEAD = 4  # number of texts
-_MOST_COMPOSED = 3  # maximum ratio of a text's bytes to those of its NFC form
-_PARTIAL = "\ufffd"  # decoded from a part of a character whose other bytes are in another id
+_MOST_COMPOSED = 3  # maximum ratio of a text's size in bytes to that of its NFC form
+_PARTIAL = "\ufffd"  # decoded from part of a character whose remaining bytes are in another id
 
 
 class TextTokenizer:
-    """Byte-level BPE of the checkpoint without added tokens. `<|im_end|>` or `<think>` in user text stays text."""
+    """The checkpoint's byte-level BPE, minus added tokens. `<|im_end|>` or `<think>` in user text remains text."""
 
     def __init__(self, directory: Path, tokens: ControlTokens) -> None:
         self._bpe = _plain_tokenizer(directory)
-        self._most_bytes = max(map(len, self._bpe.get_vocab()))  # of one token; its name has one character per byte
+        self._most_bytes = max(map(len, self._bpe.get_vocab()))  # in one token; its name has one character per byte
         self._ahead: dict[str, Encoding] = {}
         self._tokens = tokens
         self._newline = self.encode_exact("\n")
@@ -37,18 +37,18 @@ class TextTokenizer:
             raise CheckpointError(f"{directory}: the assistant role is {len(self.role)} tokens, the model expects 3")
 
     def encode_exact(self, text: str) -> list[int]:
-        """Return the token ids of `text` without modification."""
+        """Return the token ids of the unmodified `text`."""
         return self.encode_places(text)[0]
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text body without its leading whitespace.
 
-        A leading newline would merge with the newline of the role.
+        A leading newline would merge with the newline after the role.
         """
         return self.encode_exact(text.lstrip())
 
     def encode_places(self, text: str) -> tuple[list[int], list[int]]:
-        """Return the token ids of `text` without modification, and the number of characters before each token."""
+        """Return the token ids of the unmodified `text`, and the number of characters before each token."""
         encoded = self._ahead.get(text) or self._bpe.encode(text)
         return encoded.ids, [start for start, _ in encoded.offsets]
 
@@ -60,16 +60,16 @@ class TextTokenizer:
         self._ahead[text] = encoded
 
     def least_tokens(self, text: str) -> int:
-        """Return a lower bound for the number of tokens of a text, from its length alone."""
+        """Return a lower bound on a text's number of tokens, based on its length alone."""
         return len(text.encode("utf-8", "replace")) // (_MOST_COMPOSED * self._most_bytes)
 
     def encode_body(self, text: str, *, gap: str) -> tuple[list[int], list[int]]:
-        """Return ids and places of a text body after `gap`, which joins the first word and counts no characters."""
+        """Return ids and places of a text body after `gap`, which joins the first word and counts as no characters."""
         ids, places = self.encode_places(gap + text.lstrip())
         return ids, [max(0, place - len(gap)) for place in places]
 
     def num_unspoken(self, ids: list[int]) -> int:
-        """Return the number of trailing ids, at most _MOST_UNSPOKEN, without any part of a letter or digit."""
+        """Return the number of trailing ids, at most _MOST_UNSPOKEN, that contain no part of a letter or digit."""
         num = 0
         for most in range(1, min(_MOST_UNSPOKEN, len(ids)) + 1):
             end: str = self._bpe.decode(ids[-most:])
@@ -79,7 +79,7 @@ class TextTokenizer:
         return num
 
     def settled(self, text: str) -> int:
-        """Return how many characters of `text`, in NFC, are in words that later text cannot change.
+        """Return how many characters of `text`, in NFC, belong to words that later text cannot change.
 
         A word is complete once another word follows. Whitespace may join either side until both sides are known.
         """
@@ -95,22 +95,22 @@ class TextTokenizer:
 
 
 class LiveTokens:
-    """Incremental tokenizer for a text that arrives in parts. All ids together equal the ids of the whole text.
+    """Incremental tokenizer for text that arrives in chunks. Together, the ids equal those of the complete text.
 
-    Byte pairs are merged only within a word. The tokens of a word are therefore known once another word follows.
+    Byte pairs are merged only within a word. A word's tokens are therefore known once another word follows.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, gap: str = "") -> None:
-        """Start with an empty text. `TextTokenizer.encode_body` describes `gap`."""
+        """Start with empty text. See `TextTokenizer.encode_body` for `gap`."""
         self._tokenizer, self._gap = tokenizer, gap
         self._rest = ""  # text whose tokens depend on later text
         self._begun = False
         self._num_chars = -len(gap)
-        # Characters before each id so far, without leading whitespace; the last entry counts all characters.
+        # Characters before each id, excluding leading whitespace; the last entry counts all characters.
         self.starts: list[int] = []
 
     def feed(self, text: str, *, is_last: bool) -> list[int]:
-        """Return the new ids that later text cannot change. The last part returns all remaining ids."""
+        """Return the new ids that later text cannot change. For the last part, return all remaining ids."""
         self._rest = unicodedata.normalize("NFC", self._rest + text)
         if not self._begun:
             self._rest = self._rest.lstrip()
