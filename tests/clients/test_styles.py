@@ -44,7 +44,7 @@ SPEAKERS = ("hugo", "felix", "otto", "nora", "lily", "miles", "iris")
 TAKES = dict(zip(("", "slow", "sad", "quiet", "fast", "calm", "excited"), SPEAKERS, strict=True))
 CLONE = "verse"
 EXPR, PAIR = '<expr type="expression" label="{}"/> {}', '<expr type="expression" label="{}">{}</expr>'
-TAGS = {  # as a language model is told to write them
+TAGS = {  # in the form that a voice agent's prompt asks its language model for
     ("livekit", "cartesia"): EXPR, ("livekit", "cartesia-expressive"): EXPR,
     ("livekit", "elevenlabs"): "[{}] {}", ("livekit", "openai"): PAIR,
     ("pipecat", "cartesia"): '<emotion value="{}"/> {}', ("pipecat", "elevenlabs"): "[{}] {}",

@@ -308,11 +308,11 @@ def choose_tiles(
     longest = (128 if block_m <= 32 else 64) * 2 // value_bytes
     block_k = next(size for size in (128, 64, 32, 16) if size <= longest and num_in % size == 0)
     stage_bytes = (block_m + weights * block_n) * block_k * value_bytes
-    blocks = -(-num_rows // block_m) * -(-num_out // block_n)
-    has_many = blocks >= _MANY_BLOCKS and value_bytes == 2 and weights == 1
     if copied:  # two blocks share a multiprocessor
         warps, stages = 4, min(5, shared_bytes // 2 // stage_bytes)
     else:
+        blocks = -(-num_rows // block_m) * -(-num_out // block_n)
+        has_many = blocks >= _MANY_BLOCKS and value_bytes == 2 and weights == 1
         warps = 8 if block_m * block_n > 128 * 64 and not has_many else 4
         stages = min(6 if block_m <= 32 else 3 if has_many else 4, shared_bytes // stage_bytes)
     return {
