@@ -1,4 +1,4 @@
-"""The speaker encoder with random weights: only shapes and lengths are tested here, `make report-faults` hears speakers."""
+"""The speaker encoder with random weights. `make report-faults` tests with its own weights."""
 
 from pathlib import Path
 

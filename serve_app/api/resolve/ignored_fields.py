@@ -132,7 +132,7 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
 
 
 def _unread(body: SpeechBody, read: Collection[str]) -> Reasons:
-    """Return the fields in the request that only extensions read, if no loaded extension reads them."""
+    """Return the fields in the request that need an extension which is not loaded."""
     sent = (name for name in EXTENSION_FIELDS if name in body.model_fields_set and getattr(body, name))
     return {name: "no loaded extension reads this field" for name in sent if name not in read}
 
