@@ -298,25 +298,6 @@ def test_a_full_line_is_overload(checkpoint: Path) -> None:
     assert sorted(drain(engine)) == [0, 1, 3]
 
 
-def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
-    free = engine.scheduler.blocks.num_free
-    numbers = [0, 1, 2, 3, 4]  # the last one waits
-    for number in numbers:
-        engine.add(number, MIX[number])
-    chunks = engine.step().chunks
-    assert {number for number, _ in chunks} == {0, 1, 2, 3}
-    before = engine.scheduler.blocks.num_free
-    engine.abort(1)
-    engine.check_integrity()
-    assert engine.scheduler.blocks.num_free > before
-    engine.abort(4)
-    rest = drain(engine)
-    assert sorted(rest) == [0, 2, 3]
-    for number, spoken in rest.items():
-        assert np.array_equal(spoken.codes, alone[number].codes[1:])
-    assert engine.scheduler.blocks.num_free == free
-
-
 def test_coming_and_leaving_disturbs_none(engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count()
     monkeypatch.setattr(QueuedStep, "has_codes", property(lambda step: next(looks) % 2 == 1))
@@ -393,15 +374,6 @@ def test_warming_up_leaves_no_trace(tiny_checkpoint: Callable[[str], Path], kind
     warm.scheduler.check_integrity()
     request = CLONES[0] if kind == "Base" else ask(voice="ryan" if kind == "CustomVoice" else None)
     assert same(speak(warm, request), speak(cold, request))
-
-
-def test_rows_are_left_clean_for_the_next_sequence(checkpoint: Path) -> None:
-    """A strong repetition penalty would show a code that is remembered from another sequence."""
-    config = CONFIG.model_copy(update={"max_num_seqs": 1})
-    request = ask("Again.", frames=15, sampling=replace(GREEDY, repetition_penalty=5.0), ignore_eos=True)
-    used = build_engine(checkpoint, config)
-    speak(used, ask(frames=20, ignore_eos=True))
-    assert same(speak(used, request), speak(build_engine(checkpoint, config), request))
 
 
 def test_options_of_the_request_come_before_those_of_the_checkpoint() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
+from deployments.errors import CheckpointError, EngineError, TalkerLost
 from deployments.protocol import FrameChunk, Reference
 from deployments.recording_cache import VOICE_BYTES, Lookups
 from deployments.talker.engine import intake
@@ -162,19 +162,6 @@ def test_an_idle_engine_still_reports(start: EngineStart) -> None:
             assert replica.until(lambda report: isinstance(report, channel.Alive)) == [channel.Alive()]
 
 
-def test_what_it_refuses_fails_alone(start: EngineStart) -> None:
-    with loaded(start) as replica:
-        requests = {1: ask(" "), 2: ask(frames=8, ignore_eos=True), 3: ask(frames=8, ignore_eos=True), 4: ask()}
-        replica.send(*(channel.Submit(number, request) for number, request in requests.items()))
-        reports = replica.until(is_last(3))
-    failed = {report.sequence_id: report.error for report in reports if isinstance(report, channel.RequestFailed)}
-    assert failed.keys() == {1, 4}
-    assert isinstance(failed[1], InvalidRequest)
-    assert failed[1].param == "input"
-    assert isinstance(failed[4], Overloaded)
-    assert [len(chunks_of(reports, number)) for number in (2, 3)] == [8, 8]
-
-
 @pytest.mark.parametrize("ends", ["tokenized", "aborted"])
 def test_a_long_text_is_tokenized_aside(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     """Others are spoken to meanwhile, and the process says that it is alive."""
@@ -204,17 +191,6 @@ def test_a_long_text_is_tokenized_aside(checkpoint: Path, monkeypatch: pytest.Mo
         going_on.set()
         if ends == "tokenized":
             assert sum(len(chunk.codes) for chunk in chunks_of(replica.until(is_last(1)), 1)) == 2
-
-
-def test_abort_makes_room_for_the_next(start: EngineStart) -> None:
-    with loaded(start) as replica:
-        replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
-        replica.until(has_frames)
-        replica.send(channel.Submit(2, ask(frames=3)), channel.Abort(1), channel.Abort(99))
-        reports = replica.until(is_last(2))
-        assert isinstance(reports[-1], channel.Produced)
-        assert (reports[-1].load.num_running, reports[-1].load.num_waiting) == (0, 0)
-        assert {chunk.finish_reason for chunk in chunks_of(reports, 1)} <= {None}  # cut off, not finished
 
 
 def test_it_says_that_nothing_runs_after_the_last_abort(start: EngineStart) -> None:
