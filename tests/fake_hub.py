@@ -53,12 +53,9 @@ class HubFile:
 class Hub:
     repositories: dict[str, dict[str, HubFile]]
     port: int = 0
-    asked: list[str] = field(default_factory=list)  # "GET /path" and, of large files, " from BYTE"
-    breaks: list[tuple[int, bool]] = field(
-        default_factory=list
-    )  # next answers end after so many bytes; True: by a reset
+    asked: list[str] = field(default_factory=list)  # "GET /path"
+    breaks: list[tuple[int, bool]] = field(default_factory=list)  # next answers end so soon; True: by a reset
     corrupt: set[str] = field(default_factory=set)  # paths that arrive with a wrong byte
-    sizes: dict[str, int] = field(default_factory=dict)  # what is said of a path
     refuses: int = 0  # the status of every answer
     gate: threading.Event | None = None  # large files stop half-way until it is set
     at_gate: threading.Event = field(default_factory=threading.Event)
@@ -69,11 +66,6 @@ class Hub:
 
     def variables(self, folder: Path) -> dict[str, str]:
         return {"HF_ENDPOINT": self.url, "HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-
-    def served(self, path: str) -> list[int]:
-        """From which byte on the large file was asked for, each time."""
-        found = (re.fullmatch(rf"GET /files/.*/{re.escape(path)} from (\d+)", line) for line in self.asked)
-        return [int(match[1]) for match in found if match]
 
 
 def files(**changes: bytes) -> dict[str, HubFile]:
@@ -118,7 +110,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = self.path.partition("?")[0]
         first = int(match[1]) if (match := re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))) else 0
-        self.hub.asked.append(f"{self.command} {path}" + (f" from {first}" if path.startswith("/files/") else ""))
+        self.hub.asked.append(f"{self.command} {path}")
         if self.hub.refuses:
             self._send(self.hub.refuses, b"")
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
@@ -144,9 +136,8 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         self._send_json({"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings})
 
     def _sizes(self, file: HubFile, digest: str) -> dict[str, Any]:
-        size = self.hub.sizes.get(file.path, len(file.data))
-        lfs = {"lfs": {digest: file.sha256, "size": size, "pointerSize": 135}} if file.is_large else {}
-        return {"size": size} | lfs
+        size = {"size": len(file.data)}
+        return size | ({"lfs": {digest: file.sha256, "pointerSize": 135, **size}} if file.is_large else {})
 
     def _resolve(self, name: str, path: str) -> None:
         file = self.hub.repositories.get(name, {}).get(path)

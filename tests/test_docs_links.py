@@ -25,19 +25,11 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_relative_links_lead_somewhere(document: Path) -> None:
-    assert [target for target in relative_links(document.read_text()) if not exists(document, target)] == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_names_behind_a_link_to_code_stand_in_it(document: Path) -> None:
-    assert missing_names(document, document.read_text()) == []
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_that_are_named_exist(document: Path) -> None:
-    paths = _PATH.findall(document.read_text())
-    assert [path for path in paths if not (ROOT / path).exists()] == []
+def test_what_a_document_names_exists(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert [target for target in relative_links(text) if not exists(document, target)] == []
+    assert missing_names(document, text) == []
+    assert [path for path in _PATH.findall(text) if not (ROOT / path).exists()] == []
 
 
 def test_documents_and_files_of_the_cluster_that_code_names_exist() -> None:
@@ -70,7 +62,6 @@ def stands_in(name: str, code: str) -> bool:
 
 
 def relative_links(text: str) -> list[str]:
-
     return [target for target in _LINK.findall(_FENCED.sub("", text)) if "://" not in target]
 
 

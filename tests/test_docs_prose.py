@@ -91,12 +91,8 @@ def unreleased(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_pages_are_plain(page: Path) -> None:
+def test_pages_are_plain_and_short(page: Path) -> None:
     assert faults(unreleased(page)) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_pages_are_short(page: Path) -> None:
     most = MOST_CHANGES_WORDS if page.name == "CHANGELOG.md" else MOST_PAGE_WORDS
     assert len(GENERATED.sub("", unreleased(page)).split()) <= most
 

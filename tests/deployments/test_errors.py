@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from deployments import errors
-from deployments.errors import InvalidRequest, ModelNotFound, Overloaded, PayloadTooLarge, ReplicaLost, TalkrayError
+from deployments.errors import InvalidRequest, ModelNotFound, Overloaded, PayloadTooLarge, TalkrayError
 
 
 def tree(root: type[TalkrayError]) -> Iterator[type[TalkrayError]]:
@@ -44,15 +44,6 @@ def test_the_tree_holds_every_error_of_the_module() -> None:
     assert set(tree(TalkrayError)) == defined
 
 
-def test_attributes_are_what_was_given() -> None:
-    invalid = revived(InvalidRequest("too long", "input", "some_code"))
-    assert isinstance(invalid, InvalidRequest)
-    assert (invalid.message, invalid.param, invalid.code) == ("too long", "input", "some_code")
-    full = revived(Overloaded("full", 7.5))
-    assert isinstance(full, Overloaded)
-    assert (full.message, full.retry_after_s) == ("full", 7.5)
-
-
 @pytest.mark.parametrize(("error", "param", "code"), [
     (InvalidRequest("no"), None, "invalid_value"), (ModelNotFound("no"), "model", "model_not_found"),
     (PayloadTooLarge("no"), None, "payload_too_large"),
@@ -61,7 +52,3 @@ def test_defaults_say_what_kind_of_request_error_it_is(error: InvalidRequest, pa
     copy = revived(error)
     assert isinstance(copy, InvalidRequest)
     assert (copy.param, copy.code) == (param, code)
-
-
-def test_a_lost_replica_is_one_kind_of_loss() -> None:
-    assert {error.__name__ for error in tree(ReplicaLost)} == {"ReplicaLost", "TalkerLost", "CodecLost", "Moved"}

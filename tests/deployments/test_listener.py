@@ -25,13 +25,6 @@ def test_the_lead_is_negative_while_the_player_is_dry() -> None:
     assert listener.lead_s(now_s=12.0) == pytest.approx(-1.5)
 
 
-def test_after_a_stall_the_player_goes_on_with_what_comes() -> None:
-    listener = Listener()
-    listener.deliver(0.5, now_s=10.0)
-    assert listener.deliver(0.5, now_s=20.0) == 9.5
-    assert listener.deadline_s(now_s=20.0) == 20.5
-
-
 def test_stalls_add_up_and_are_never_made_up_for() -> None:
     listener = Listener()
     for now_s in (10.0, 11.5, 11.6, 15.0):

@@ -4,13 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.text.tokenizer import TextTokenizer
-from deployments.weights.store import locate
 from serve_app.config import ApiSettings
 from serve_app.speech.speech_models import SILENCE_S
-from serve_app.text.characters import clean
-from talkray_tools.byte_tokenizer import ADDED_TOKENS
 from tests.fuzz.conftest import Cases
 from tests.fuzz.texts import body, text
 from tests.serve_app.asgi import Answer, post
@@ -71,14 +66,3 @@ async def test_a_hundred_kilobytes_without_a_space() -> None:
             content = json.dumps({**FIELDS, "input": piece * (100_000 // len(piece.encode()))}).encode()
             check(await post(one_api(synthesizer, settings), SPEECH, content))
             assert (await post(one_api(synthesizer, ApiSettings()), SPEECH, content)).status == 400
-
-
-def test_no_text_becomes_a_control_token(cases: Cases) -> None:
-    config = ModelConfig.load(locate("embedded"))
-    tokenizer = TextTokenizer(locate("embedded"), config.tokens)
-    first_control = config.tokens.im_start - ADDED_TOKENS.index("<|im_start|>")
-    for chance in cases:
-        content = clean(text(chance)[:2000] + chance.choice(ADDED_TOKENS))
-        ids = tokenizer.encode(content)
-        assert max(ids) < first_control
-        cases.count("plain")

@@ -14,7 +14,8 @@ from deployments.config import TalkerConfig
 from deployments.protocol import Codes, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.weights.description import OWN_FACTS
+from deployments.talker.model.model_config import ModelConfig
+from deployments.weights.description import OWN_FACTS, described
 from deployments.weights.store import locate
 from talkray_tools.alignment import find_head
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -97,14 +98,15 @@ def test_the_embedded_voices_head_is_the_one_that_it_names(monkeypatch: pytest.M
 def test_a_planted_head_is_found_rated_and_noted(random: Callable[[str], Path], name: str, tmp_path: Path) -> None:
     layer, head = list(KINDS).index(name) % 3, list(KINDS).index(name) % 4
     model = plant(random(name), tmp_path / "model", layer, head)
+    before = described(model, name, CONFIG, on_gpu=False)
     check = checked(model, requests(name))
     assert check.passed, check.detail
     assert f"layer {layer}, head {head}, 0.9" in check.detail
     assert "100% without leaps" in check.detail
     assert json.loads((model / OWN_FACTS).read_text()) == {"alignment_head": [layer, head]}
-    again = build_engine(model, CONFIG)
-    assert again.model_config.text.alignment_head == (layer, head)
-    assert again.info.word_times
+    after = described(model, name, CONFIG, on_gpu=False)
+    assert after == replace(before, word_times=True), "its fingerprint, too: stored voices stay what they are"
+    assert ModelConfig.load(model).text.alignment_head == (layer, head)
 
 
 @pytest.mark.parametrize("name", ["1.7B-CustomVoice", "1.7B-VoiceDesign", "0.6B-CustomVoice"])

@@ -167,27 +167,19 @@ def test_a_large_file_and_a_small_one_with_one_importer_are_found(tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize(("caller", "is_found"), [
-    ("f(1)", True), ("f(1, 2)", False), ("f(1, seed=2)", False), ("f(*both)", False), ("f(**all)", False),
-    ("partial(f, 1, 2)", False), ("thing.f(1, 2)", False),
+DEFAULT = "def f(x, seed=0): ..."
+CONSTRUCTOR = "class f:\n    def __init__(self, x, *, seed=0): ..."
+
+
+@pytest.mark.parametrize(("defined", "caller", "by_tests", "found"), [
+    (DEFAULT, "f(1)", "f(1, seed=3)", ["a.py:1: f(seed=)"]), (DEFAULT, "f(1)", "f(1)", []),
+    *((DEFAULT, f"f(1, {given})", "f(1, seed=3)", []) for given in ("2", "seed=2", "*both", "**all")),
+    (DEFAULT, "partial(f, 1, 2)", "f(1, seed=3)", []), (DEFAULT, "thing.f(1, 2)", "f(1, seed=3)", []),
+    (CONSTRUCTOR, "f(1)", "f(1, seed=3)", ["a.py:2: f(seed=)"]),
+    (f"@cli.command()\n{DEFAULT}", "", "f(1, seed=3)", []),  # people set the options of a command
 ])  # fmt: skip
-def test_a_default_that_only_tests_replace_is_found(caller: str, is_found: bool) -> None:
-    code = parsed(a="def f(x, seed=0): ...", b=caller)
-    assert house.set_by_tests_only(code, parsed(t="f(1, seed=3)")) == (["a.py:1: f(seed=)"] if is_found else [])
-
-
-def test_a_default_that_nobody_replaces_is_none_of_the_tests() -> None:
-    assert house.set_by_tests_only(parsed(a="def f(x, seed=0): ..."), parsed(t="f(1)")) == []
-
-
-def test_a_constructor_goes_by_the_name_of_its_class() -> None:
-    code = parsed(a="class Rate:\n    def __init__(self, *, window_s=60.0): ...")
-    assert house.set_by_tests_only(code, parsed(t="Rate(window_s=1.0)")) == ["a.py:2: Rate(window_s=)"]
-
-
-def test_options_of_a_command_are_set_by_people() -> None:
-    code = parsed(a="@cli.command()\ndef serve(port=8000): ...")
-    assert house.set_by_tests_only(code, parsed(t="serve(port=1)")) == []
+def test_a_default_that_only_tests_replace_is_found(defined: str, caller: str, by_tests: str, found: list[str]) -> None:
+    assert house.set_by_tests_only(parsed(a=defined, b=caller), parsed(t=by_tests)) == found
 
 
 def test_a_folder_over_its_budget_is_found(tmp_path: Path) -> None:

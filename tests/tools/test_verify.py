@@ -11,16 +11,12 @@ import soundfile
 import torch
 
 from deployments.codec.decoder import PCM_SCALE
-from deployments.config import TalkerConfig
 from deployments.protocol import Reference, Sampling
 from deployments.talker.engine.engine import Engine
-from deployments.talker.model.model_config import ModelConfig
-from deployments.weights.description import described
 from talkray_tools import verify
 from talkray_tools.subject import Subject
 from talkray_tools.unfolded_codec import DecoderNetwork
 from talkray_tools.verify import find_official, main
-from tests.tools.planted import HEAD, LAYER, plant
 
 Checkpoints = Callable[[str], Path]
 NOISE = np.random.RandomState(0).uniform(-0.1, 0.1, 24000).astype(np.float32)
@@ -98,22 +94,6 @@ def test_speech_that_never_ends_fails(
     ]
     assert lines(said)[-1].startswith("FAIL: speech ends, seed 1; ")
     assert str(out / "verify.json") in lines(said)[-1]
-
-
-def test_a_head_that_follows_is_noted(
-    tiny_checkpoint: Checkpoints, tmp_path: Path, out: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Random weights end where they like.
-    monkeypatch.setattr("deployments.talker.networks.unfused_networks.MIN_NEW_TOKENS", 10**6)
-    model = plant(tiny_checkpoint("Base"), tmp_path / "model")
-    before = described(model, "planted", TalkerConfig(), on_gpu=True)
-    run(model, out, "--reference", recording)
-    check = next(check for check in report(out)["checks"] if check["name"] == "a head follows the text")
-    assert check["passed"], check["detail"]
-    assert ModelConfig.load(model).text.alignment_head == (LAYER, HEAD)
-    after = described(model, "planted", TalkerConfig(), on_gpu=True)
-    assert (before.word_times, after.word_times) == (False, True)
-    assert after.fingerprint == before.fingerprint  # stored voices stay what they are
 
 
 def test_serving_needs_two_paths(tiny_checkpoint: Checkpoints, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

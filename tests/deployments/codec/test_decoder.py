@@ -9,17 +9,9 @@ from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend, piece_rows
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.fold import FoldedWeights
-from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.deployments.codec.backends.test_backends import stream
 
 TOLERANCE = 1e-5  # the waveform has a standard deviation of 0.15
-
-
-def test_the_folded_pass_agrees(networks: tuple[DecoderNetwork, object], decoder: CodecDecoder, codes: Tensor) -> None:
-    folded, _ = stream(decoder, codes, [7])
-    with torch.no_grad():
-        unfolded = networks[0](codes)
-    assert (folded - unfolded).abs().max() < TOLERANCE
 
 
 def test_frames_outside_the_window_still_shift_positions(decoder: CodecDecoder, codes: Tensor) -> None:

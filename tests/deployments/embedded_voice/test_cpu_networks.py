@@ -59,12 +59,6 @@ def test_codes_are_those_of_torch(checkpoint: Path, padded: Engine, monkeypatch:
         np.testing.assert_array_equal(one.codes, other.codes)
 
 
-def test_a_stream_has_the_codes_that_it_has_alone(checkpoint: Path) -> None:
-    together = speak_all(load(checkpoint), REQUESTS, steps_between=2)
-    for request, one in zip(REQUESTS, together, strict=True):
-        np.testing.assert_array_equal(one.codes, speak_all(load(checkpoint), [request])[0].codes)
-
-
 @pytest.mark.parametrize("head", range(6))
 def test_a_followed_head_has_the_weights_that_it_has_in_torch(head: int) -> None:
     """Six heads share two of keys."""

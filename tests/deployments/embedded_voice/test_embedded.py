@@ -4,18 +4,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from deployments.config import TalkerConfig
 from deployments.embedded_voice import checkpoint as embedded
 from deployments.embedded_voice.checkpoint import EMBEDDED, EMBEDDED_BASE, PACKED, place, unpack, unpacked
 from deployments.errors import CheckpointError
-from deployments.protocol import FinishReason, ModelKind, SynthesisRequest
-from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.startup import build_engine
+from deployments.protocol import ModelKind
 from deployments.talker.model.model_config import ModelConfig
 from deployments.weights.store import locate, missing_files
 
@@ -25,11 +21,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("embedded") / "checkpoint"
     unpack(PACKED[EMBEDDED], directory)
     return directory
-
-
-@pytest.fixture(scope="module")
-def engine(checkpoint: Path) -> Engine:
-    return build_engine(checkpoint, TalkerConfig(device="cpu", max_num_seqs=4, max_model_len=512))
 
 
 def digest(directory: Path) -> dict[str, str]:
@@ -60,34 +51,6 @@ def test_its_sibling_has_the_same_networks_and_clones(checkpoint: Path, tmp_path
     assert all(name.startswith("speaker_encoder.") for name in added)
     assert all(torch.equal(own[name], tensor) for name, tensor in other.items())
     assert sum(file.stat().st_size for file in PACKED[EMBEDDED_BASE][-1].rglob("*") if file.is_file()) < 1e6
-
-
-def test_it_is_the_same_every_time(checkpoint: Path, tmp_path: Path) -> None:
-    unpack(PACKED[EMBEDDED], tmp_path / "again")
-    assert digest(tmp_path / "again") == digest(checkpoint)
-
-
-def test_it_has_named_voices(engine: Engine) -> None:
-    assert (engine.model_config.kind, len(engine.model_config.speakers)) == (ModelKind.CUSTOM_VOICE, 8)
-    assert list(engine.model_config.languages) == ["english"]
-
-
-def test_every_voice_speaks_differently_and_ends(engine: Engine, checkpoint: Path) -> None:
-    voices = list(engine.model_config.speakers)
-    for number, voice in enumerate(voices):
-        synthesis = SynthesisRequest(
-            "test", "Hello, this is a plain sentence.", voice=voice, language="english", seed=7
-        )
-        engine.add(number, synthesis)
-    frames: dict[int, list[np.ndarray]] = {number: [] for number in range(len(voices))}
-    reasons = {}
-    while not engine.is_idle:
-        for number, chunk in engine.step().chunks:
-            frames[number].append(chunk.codes)
-            reasons[number] = chunk.finish_reason
-    assert set(reasons.values()) == {FinishReason.STOP}
-    spoken = {np.concatenate(codes).tobytes() for codes in frames.values()}
-    assert len(spoken) == len(voices)
 
 
 def test_it_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

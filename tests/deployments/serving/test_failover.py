@@ -28,9 +28,8 @@ class Asking(ReplicaStream[FrameChunk, FrameChunk]):
     def __init__(
         self, ask: Callable[[], AsyncGenerator[FrameChunk, None]], *,
         receive: Callable[[FrameChunk], FrameChunk] = lambda chunk: chunk, lost: type[ReplicaLost] = TalkerLost,
-        is_background: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__("r", lost, is_background=is_background)
+        super().__init__("r", lost, is_background=False)
         self._ask, self._receive = ask, receive
 
     def ask(self) -> AsyncGenerator[FrameChunk, None]:
@@ -141,14 +140,6 @@ async def test_a_request_that_kills_its_replicas_is_given_up(
     with pytest.raises(TalkerLost, match=message):
         await replicas.read(lost=stage)
     assert replicas.asked == asked
-
-
-async def test_a_segment_of_a_job_is_given_up_at_its_first_loss() -> None:
-    """With what was lost beside it: the desk of jobs decides what is tried again."""
-    replicas = Replicas([BEAT, frame(0), TalkerLost("gone", 3)])
-    with pytest.raises(TalkerLost) as lost:
-        [chunk async for chunk in with_failover(Asking(replicas.ask, is_background=True))]
-    assert (lost.value.beside, len(replicas.asked)) == (3, 1)
 
 
 async def test_moves_are_not_losses(monkeypatch: pytest.MonkeyPatch) -> None:

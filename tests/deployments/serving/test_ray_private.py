@@ -75,17 +75,6 @@ def test_who_died_is_counted_by_deployment(actors: list[dict[str, Any]], expecte
     assert deaths(actors, "talkray") == expected
 
 
-def test_a_pool_wants_what_starts_and_does_not_stop() -> None:
-    replicas = [
-        {"state": state, "actor_id": f"{state}-1"} for state in ("RUNNING", "STARTING", "RECOVERING", "STOPPING")
-    ]
-    assert Pool.of(replicas) == Pool(3, ("RUNNING-1", "RECOVERING-1"))
-
-
-def test_a_replica_without_an_actor_yet_is_wanted_and_does_not_run() -> None:
-    assert Pool.of([{"state": "STARTING"}]) == Pool(1, ())
-
-
 def test_of_a_ray_that_was_not_started_no_part_has_ended() -> None:
     assert ended_part(["raylet"]) is None
 
@@ -141,19 +130,16 @@ def test_a_part_that_has_ended_is_named_with_how(monkeypatch: pytest.MonkeyPatch
     assert ended == [None, killed, f"{ended_itself} status 3", None]
 
 
-def test_pools_are_those_of_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    def replica(state: object, actor: str | None) -> dict[str, object]:
-        return {"state": state, "actor_id": actor}
-
-    talkers = [
-        replica(SimpleNamespace(value="PENDING_MIGRATION"), "a"),
-        replica("RUNNING", None),
-        replica("UPDATING", "c"),
-    ]
+def test_pools_of_the_application_want_what_does_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that starts, or has no actor yet, does not run."""
+    migrating = SimpleNamespace(value="PENDING_MIGRATION")
+    states = ("RUNNING", "STARTING", "RECOVERING", "STOPPING", migrating, "UPDATING")
+    talkers = [{"state": state, "actor_id": f"{number}"} for number, state in enumerate(states)]
+    talkers += [{"state": "RUNNING", "actor_id": None}, {"state": "STARTING"}]
     details = {"applications": {"talkray": {"deployments": {"Talker": {"replicas": talkers}}}}}
     client = SimpleNamespace(get_serve_details=lambda: details)
     monkeypatch.setattr(ray_private, "_get_global_client", lambda: client)
-    assert ray_private.pools("talkray") == {"Talker": Pool(3, ("a",))}
+    assert ray_private.pools("talkray") == {"Talker": Pool(7, ("0", "2", "4"))}
     assert ray_private.pools("another") == {}
 
 

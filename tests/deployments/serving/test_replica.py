@@ -44,24 +44,15 @@ async def speak(replica: Replica) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_stopped_replica_hands_over_once_another_runs(serve: Serve) -> None:
+async def test_a_replica_hands_over_once_it_is_stopped_and_another_runs(serve: Serve) -> None:
     replica = healthy()
-    replica.check()
-    serve.replica._shutting_down = True
-    for _ in range(20):
-        replica.check()
-        await asyncio.sleep(0.001)
+    for serve.replica._shutting_down, serve.others in ((False, True), (True, False)):
+        for _ in range(20):
+            replica.check()
+            await asyncio.sleep(0.001)
     serve.others = True
     with pytest.raises(Moved):
         await speak(replica)
-
-
-async def test_a_running_replica_keeps_its_streams(serve: Serve) -> None:
-    replica = healthy()
-    serve.others = True
-    for _ in range(20):
-        replica.check()
-        await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize(("application", "states", "others"), [

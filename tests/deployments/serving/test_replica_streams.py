@@ -73,14 +73,14 @@ async def test_a_segment_of_a_job_is_given_up_at_its_first_loss(
     async def dying(request: SynthesisRequest) -> AsyncGenerator[Any, None]:
         asked.append(request)
         yield beat
-        raise lost("gone")
+        raise lost("gone", 3)
 
     reading = stream(
         SynthesisRequest("r", "Hi.", background=background), dying, CUSTOM_VOICE, each_chunk=lambda chunk: None
     )
-    with pytest.raises(lost):
+    with pytest.raises(lost) as given_up:
         [chunk async for chunk in with_failover(reading)]
-    assert len(asked) == calls
+    assert (len(asked), given_up.value.beside) == (calls, 3)  # the desk of jobs decides what is tried again
 
 
 def test_another_replica_goes_on_after_all_that_was_received() -> None:

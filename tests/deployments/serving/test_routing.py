@@ -59,31 +59,23 @@ async def choices(replicas: list[Replica], request: object = REQUEST, times: int
 
 
 @pytest.mark.parametrize("request_", [REQUEST, None])
-async def test_of_equals_the_one_on_the_own_node(request_: object) -> None:
-    replicas = [Replica(number, THERE if number else HERE, 3) for number in range(8)]
-    assert await choices(replicas, request_) == {HERE: 200}
-
-
-async def test_a_node_that_has_more_to_do_gives_work_away() -> None:
-    replicas = [Replica(0, HERE, 4), Replica(1, HERE, 3), Replica(2, THERE, 2), Replica(3, THERE, 2)]
-    assert await choices(replicas) == {THERE: 200}
-
-
-async def test_all_replicas_of_the_own_node_take_part() -> None:
-    replicas = [Replica(0, HERE, 3), Replica(1, HERE, 1), Replica(2, THERE, 2)]
-    assert await choices(replicas) == {HERE: 200}
+@pytest.mark.parametrize(("queues", "node_id"), [
+    ([(HERE, 3), *[(THERE, 3)] * 7], HERE),
+    ([(HERE, 4), (HERE, 3), (THERE, 2), (THERE, 2)], THERE),  # the own node has more to do
+    ([(HERE, 3), (HERE, 1), (THERE, 2)], HERE),  # all replicas of the own node take part
+    ([(HERE, 0)] * 2, HERE), ([(THERE, 0)] * 2, THERE),  # all on one side
+])  # fmt: skip
+async def test_the_own_node_is_chosen_unless_it_has_more_to_do(
+    queues: list[tuple[str, int]], node_id: str, request_: object
+) -> None:
+    replicas = [Replica(number, *where) for number, where in enumerate(queues)]
+    assert await choices(replicas, request_) == {node_id: 200}
 
 
 async def test_what_is_asked_again_may_go_anywhere() -> None:
     replicas = [Replica(0, HERE, 0), Replica(1, THERE, 0)]
     counts = await choices(replicas, replace(REQUEST, is_retry=True))
     assert 50 < counts[HERE] < 150
-
-
-@pytest.mark.parametrize("node_id", [HERE, THERE])
-async def test_on_one_side_only_all_take_part(node_id: str) -> None:
-    replicas = [Replica(0, node_id, 0), Replica(1, node_id, 0)]
-    assert await choices(replicas) == {node_id: 200}
 
 
 async def test_the_one_with_the_least_to_do_of_all() -> None:

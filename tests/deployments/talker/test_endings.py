@@ -61,8 +61,9 @@ def end_at(monkeypatch: pytest.MonkeyPatch, frame: int) -> None:
     monkeypatch.setattr(UnfusedNetworks, "_sample_code0", ending)
 
 
-def test_the_voice_ends_as_it_should(undisturbed: list[Spoken]) -> None:
+def test_every_voice_speaks_differently_and_ends(undisturbed: list[Spoken]) -> None:
     assert [spoken.reason for spoken in undisturbed] == [STOP] * len(VOICES)
+    assert len({spoken.codes.tobytes() for spoken in undisturbed}) == len(VOICES)
 
 
 def test_no_good_end_is_called_anything_else(embedded: Engine) -> None:

@@ -94,13 +94,6 @@ def test_tokens_of_parts_are_those_of_the_whole_text(tokenizer: TextTokenizer, s
     assert ids == tokenizer.encode("  " + TEXT + " \n ")
 
 
-def test_a_word_is_known_when_the_next_character_is(tokenizer: TextTokenizer) -> None:
-    tokens = LiveTokens(tokenizer)
-    assert tokens.feed("Hel", is_last=False) == []
-    assert tokens.feed("lo ", is_last=False) == tokenizer.encode("Hello")
-    assert tokens.feed("w", is_last=False) == []
-
-
 @pytest.mark.parametrize("parts", [list(TEXT), [TEXT], *(random_cuts(seed) for seed in range(3))])
 def test_codes_are_those_of_the_same_text_sent_at_once(engine: Engine, whole: Spoken, parts: list[str]) -> None:
     assert same(write(engine, parts, at_once()), whole)

@@ -30,6 +30,7 @@ def test_the_embedded_voice_is_described_without_being_written() -> None:
     info = describe("embedded", CPU, on_gpu=False)
     assert info is not None
     assert info.voices == ("nora", "felix", "iris", "hugo", "otto", "miles", "lily", "edith")
+    assert info.languages == ("english",)
     assert info == replace(build_engine(locate("embedded"), CPU).info, name="embedded")
     assert info.word_times
     on_gpu = describe("embedded", CPU, on_gpu=True)

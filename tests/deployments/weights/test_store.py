@@ -1,6 +1,5 @@
 import os
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -31,35 +30,19 @@ def make_checkpoint(directory: Path, files: tuple[str, ...] = FILES) -> Path:
     return directory
 
 
-class FakeHub:
-    """A cache and a network, either of which may hold the checkpoint. test_hub.py has the real client."""
-
-    def __init__(self, *, cached: Path | None = None, remote: Path | None = None) -> None:
-        self.cached, self.remote = cached, remote
-        self.calls: list[tuple[str, bool]] = []
-
-    def look(self, name: str, *, local_files_only: bool) -> str:
-        self.calls.append((name, local_files_only))
-        return str(self._found(self.cached))
-
-    def fetch(self, name: str, report: object) -> Path:
-        self.calls.append((name, False))
-        return self._found(self.remote)
-
-    def _found(self, directory: Path | None) -> Path:
-        if directory is None:
-            raise OSError("the hub cannot be reached")
-        return directory
-
-
 @pytest.fixture
-def use_hub(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def use(hub: FakeHub) -> FakeHub:
-        monkeypatch.setattr("huggingface_hub.snapshot_download", hub.look)
-        monkeypatch.setattr("deployments.weights.hub._fetch", hub.fetch)
-        return hub
+def looked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that the cache was asked for, which is empty. No hub can be reached: test_hub.py has the real client."""
+    names: list[str] = []
 
-    return use
+    def look(name: str, *, local_files_only: bool) -> str:
+        assert local_files_only
+        names.append(name)
+        raise OSError("it is not in the cache")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", look)
+    monkeypatch.setattr("deployments.weights.hub._fetch", Mock(side_effect=OSError("the hub cannot be reached")))
+    return names
 
 
 def test_a_complete_directory_is_its_own_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +91,10 @@ def test_an_incomplete_directory_is_refused_by_the_missing_name(lacking: str, tm
 
 
 @pytest.mark.parametrize("name", ["./nowhere", f"{os.sep}no{os.sep}where", "~/nowhere-at-all"])
-def test_a_path_is_never_taken_for_a_hugging_face_name(name: str, use_hub: Any) -> None:
-    hub = use_hub(FakeHub())
+def test_a_path_is_never_taken_for_a_hugging_face_name(name: str, looked_for: list[str]) -> None:
     with pytest.raises(CheckpointError, match=r"checkpoint directory .* does not exist"):
         locate(name)
-    assert hub.calls == []
+    assert looked_for == []
 
 
 @pytest.mark.parametrize(
@@ -133,23 +115,15 @@ def test_a_misspelt_name_gets_a_hint_and_the_list() -> None:
     assert all(name in str(error.value) for name in REPOSITORIES)
 
 
-def test_the_cache_is_enough(tmp_path: Path, use_hub: Any) -> None:
-    hub = use_hub(FakeHub(cached=make_checkpoint(tmp_path)))
-    assert locate("1.7B-Base") == tmp_path
-    assert hub.calls == [("Qwen/Qwen3-TTS-12Hz-1.7B-Base", True)]
+def test_a_part_of_a_checkpoint_in_the_cache_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial, whole = make_checkpoint(tmp_path / "partial", FILES[:1]), make_checkpoint(tmp_path / "whole")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(partial))
+    monkeypatch.setattr("deployments.weights.hub._fetch", lambda name, report: whole)
+    assert locate("1.7B-Base") == whole
 
 
-@pytest.mark.parametrize("cached", [None, ("config.json",)])
-def test_what_the_cache_lacks_is_downloaded(cached: tuple[str, ...] | None, tmp_path: Path, use_hub: Any) -> None:
-    partial = make_checkpoint(tmp_path / "partial", cached) if cached else None
-    remote = make_checkpoint(tmp_path / "remote")
-    hub = use_hub(FakeHub(cached=partial, remote=remote))
-    assert locate("1.7B-Base") == remote
-    assert [local for _, local in hub.calls] == [True, False]
-
-
-def test_a_failed_download_says_what_to_do(use_hub: Any) -> None:
-    use_hub(FakeHub())
+@pytest.mark.usefixtures("looked_for")
+def test_a_failed_download_says_what_to_do() -> None:
     with pytest.raises(CheckpointError) as error:
         locate("Qwen/Qwen3-TTS-12Hz-1.7B-Bass")
     message = str(error.value)
@@ -179,11 +153,10 @@ def test_a_folder_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         locate("embedded")
 
 
-def test_only_what_is_here_is_found(tmp_path: Path, use_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = use_hub(FakeHub(remote=make_checkpoint(tmp_path / "remote")))
+def test_only_what_is_here_is_found(tmp_path: Path, looked_for: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path / "cache"))
     assert [find(model) for model in ("1.7B-Base", "embedded")] == [None, None]
-    assert [local for _, local in hub.calls] == [True]
+    assert looked_for == ["Qwen/Qwen3-TTS-12Hz-1.7B-Base"]
     assert locate("embedded") == find("embedded")
 
 

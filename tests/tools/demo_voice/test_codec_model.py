@@ -41,13 +41,11 @@ def test_the_served_decoder_makes_of_codes_what_training_hears(model: CodecModel
 
 def test_training_moves_sounds_and_the_rest(model: CodecModel) -> None:
     audio, phones = utterances(model)
-    before = [codebook.embedding_sum.detach().clone() for codebook in model.sounds]
     entries = model.stages[0].codebook.table().clone()
     result = model(audio, phones, dead=torch.tensor(0.0))
     torch.autograd.backward(result.audio.square().mean() + result.commitment)
     assert all(codebook.embedding_sum.grad is not None for codebook in model.sounds)
     assert all(parameter.grad is not None for parameter in model.encoder.parameters())
-    assert len(before) == PHONES_PER_FRAME
     assert not torch.equal(model.stages[0].codebook.table(), entries)
 
 

@@ -60,11 +60,10 @@ class Setting:
     def runner_of(self, number: int, num_frames: int) -> tuple[ModelRunner, Sequence]:
         """An engine's runner, and a sequence of the sample's first frames that is ready to be prefilled."""
         sample = self.samples[number]
-        synthesis = SynthesisRequest(
+        request = SynthesisRequest(
             "test", sample.utterance.text, voice=sample.utterance.voice, language=sample.language or "auto",
             non_streaming_mode=sample.full_text, instructions=ASKED[number][-1],
         )  # fmt: skip
-        request = synthesis
         tables = InputTables(self.talker)
         prompt = PromptBuilder(tables, self.tokenizer).build(request)
         prefix = list(self.frames(sample)[:num_frames].numpy().astype(np.int16))

@@ -125,13 +125,6 @@ def test_a_state_can_be_decoded_from_again(decoder: CodecDecoder, codes: Tensor)
     assert all(map(torch.equal, before, decoder.initial_state().tensors))
 
 
-def test_state_shapes_never_change(decoder: CodecDecoder, codes: Tensor) -> None:
-    shapes = [tensor.shape for tensor in decoder.initial_state().tensors]
-    for frames in (1, 3, 40):
-        _, states = stream(decoder, codes[:2, :frames], [frames])
-        assert all([tensor.shape for tensor in state.tensors] == shapes for state in states)
-
-
 @pytest.mark.parametrize("known", [0, 3, 17])
 def test_advancing_leaves_what_decoding_leaves(row: Row, decoder: CodecDecoder, codes: Tensor, known: int) -> None:
     states = stream(decoder, codes[:, :known], [max(1, known)])[1] if known else [decoder.initial_state()] * 3

@@ -1,7 +1,6 @@
 """Streams enter a codec replica while it can decode them in real time."""
 
 import asyncio
-from contextlib import AsyncExitStack
 
 import pytest
 
@@ -76,13 +75,6 @@ async def test_streams_enter_in_order_while_there_is_a_place() -> None:
     assert entered(streams) == [True, True, True, False]
     await end(streams)
     assert line.num_waiting == 0
-
-
-async def test_everybody_enters_while_nothing_is_known() -> None:
-    line = capacity(None)
-    async with AsyncExitStack() as opened:
-        for _ in range(100):
-            await opened.enter_async_context(line.enter("", at_once=False))
 
 
 async def test_a_stream_that_is_heard_already_does_not_wait() -> None:

@@ -15,10 +15,10 @@ from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, to_pcm16
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.errors import TalkerLost
-from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, PcmChunk, Progress, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Progress, SynthesisRequest
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import AllFrames
-from tests.deployments.codec.pool.test_service import assert_within_one_lsb, collect, joined_codes
+from tests.deployments.codec.pool.test_service import assert_within_one_lsb, collect, joined_codes, joined_pcm
 
 pytestmark = pytest.mark.anyio
 SAMPLE_RATE = 300
@@ -83,18 +83,14 @@ def stream_of(decode: Decode, decoder: CodecDecoder, start: DecodingStart) -> St
     return StreamDecoder(decode, plan, start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE)
 
 
-def joined(chunks: list[PcmChunk]) -> np.ndarray:
-    return np.frombuffer(bytearray(b"".join(chunk.pcm for chunk in chunks)), np.int16)
-
-
-@pytest.mark.parametrize("frames", [1, 2, 12, 39, 40, 41, ALL_FRAMES])
-@pytest.mark.parametrize("sizes", [([1], [1]), ([4, 1], [0, 1, 2]), ([40], [0, 0, 3]), ([1, 1, 5], [9])])
+@pytest.mark.parametrize("frames", [0, 1, 2, 12, 39, 40, 41, ALL_FRAMES])
+@pytest.mark.parametrize("sizes", [([1], [1]), ([4, 1], [0, 1, 2]), ([40], [0, 0, 3]), ([0, 1, 0, 11], [9])])
 async def test_any_share_gives_the_same_audio(decoder: CodecDecoder, codes: Tensor, frames: int, sizes: Sizes) -> None:
     expected = whole(decoder, codes[0])
     frames_pcm = expected[: frames * decoder.frame_samples]
     talker, decode = Talker(codes[0].numpy().astype(np.int16), frames_pcm, decoder.frame_samples), Decode(decoder)
     chunks = await collect(start_of(decode, decoder, talker, frames, sizes))
-    pcm = joined(chunks)
+    pcm = joined_pcm(chunks)
     assert_within_one_lsb(pcm, expected)
     assert np.array_equal(joined_codes(chunks), codes[0].numpy())
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
@@ -110,7 +106,7 @@ async def test_the_border_of_precisions_is_not_heard(directory: Path, decoder: C
     noisy = expected + np.random.default_rng(0).normal(0, expected.std() * 10 ** (-MIN_SNR_DB / 20), expected.shape)
     frames_pcm = noisy.round().astype(np.int16)[:border]
     talker, decode = Talker(codes[0].numpy().astype(np.int16), frames_pcm, decoder.frame_samples), Decode(decoder)
-    pcm = joined(await collect(start_of(decode, decoder, talker, 12, ([4], [4])))).astype(int)
+    pcm = joined_pcm(await collect(start_of(decode, decoder, talker, 12, ([4], [4])))).astype(int)
     assert pcm.shape == expected.shape
     assert np.abs(pcm[border:] - expected[border:]).max() <= 1
     steps = np.abs(np.diff(pcm))
@@ -128,7 +124,7 @@ async def test_an_error_comes_after_the_audio_of_all_codes(decoder: CodecDecoder
     with pytest.raises(TalkerLost):  # noqa: PT012
         async for chunk in start_of(Decode(decoder), decoder, talker, ALL_FRAMES, ([8], [1])):
             heard.append(chunk)  # noqa: PERF401
-    pcm = joined(heard)
+    pcm = joined_pcm(heard)
     assert_within_one_lsb(pcm, expected)
 
 
@@ -179,7 +175,7 @@ async def test_a_resumed_stream_is_recalled(decoder: CodecDecoder, codes: Tensor
     start = DecodingStart(decoder.initial_state(), to_recall=known[:position], position=position * size)
     stream = stream_of(decode, decoder, start)
     chunks = await collect(stream.run(talker.frames([4], [2]), gpu_frames=frames))
-    pcm = joined(chunks)
+    pcm = joined_pcm(chunks)
     assert_within_one_lsb(pcm, expected)
     assert np.array_equal(joined_codes(chunks), known[position:])
     assert chunks[-1].position == NUM_FRAMES * size

@@ -1,5 +1,4 @@
 import asyncio
-import random
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -7,17 +6,15 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 
-from deployments.codec.batch import Decoded, DecodeTask, decode_batch
-from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
 from deployments.speech_detection import EndingGuard, LeadingSilence
-from tests.deployments.codec.pool.test_service import assert_within_one_lsb, collect, joined_codes, joined_pcm
+from tests.deployments.codec.pool.test_service import collect, joined_codes, joined_pcm
 
 pytestmark = pytest.mark.anyio
 
@@ -107,11 +104,6 @@ async def test_a_fast_talker_fills_the_ramp(decode: FakeDecode) -> None:
     assert [chunk.finish_reason for chunk in chunks] == [None] * 6 + [FinishReason.STOP]
     assert [len(chunk.pcm) for chunk in chunks] == [2 * FRAME_SAMPLES * len(chunk.codes) for chunk in chunks]
     assert {chunk.num_text_tokens for chunk in chunks} == {5}
-
-
-async def test_each_chunk_is_decoded_from_the_state_after_the_one_before(decode: FakeDecode) -> None:
-    await collect(run(decode, Source(numbered(10), reason=FinishReason.STOP)))
-    assert [task.state.position for task in decode.tasks] == [0, 1, 3, 7]
 
 
 async def test_the_first_frame_does_not_wait_for_the_second(decode: FakeDecode) -> None:
@@ -276,37 +268,3 @@ async def test_a_missed_end_is_made_up_for_and_the_talker_left(decode: FakeDecod
     assert 30 + 30 <= len(joined_codes(chunks)) <= 30 + 80  # 3 to 8 s
     assert len(joined_pcm(chunks)) == len(joined_codes(chunks)) * FRAME_SAMPLES
     assert source.closed.is_set()
-
-
-@pytest.mark.parametrize("seed", range(6))
-async def test_audio_is_the_same_however_frames_arrive(decoder: CodecDecoder, codes: torch.Tensor, seed: int) -> None:
-    async def decode(task: DecodeTask) -> Decoded:
-        (outcome,) = decode_batch(decoder, [task])
-        assert isinstance(outcome, Decoded)
-        return outcome
-
-    rng = random.Random(seed)
-    whole = codes[0].numpy().astype(np.int16)
-
-    async def ragged() -> AsyncGenerator[FrameChunk, None]:
-        start = 0
-        while start < len(whole):
-            count = rng.choice([0, 1, 1, 2, 5, 11])
-            for _ in range(rng.randrange(6)):
-                await asyncio.sleep(0)
-            piece, start = whole[start : start + count], start + count
-            last = start >= len(whole) and seed % 2 == 0
-            yield FrameChunk(piece, 5, FinishReason.STOP if last else None)
-        if seed % 2:
-            yield FrameChunk(whole[:0], 5, FinishReason.STOP)
-
-    start = DecodingStart(decoder.initial_state())
-    stream = StreamDecoder(
-        decode, ChunkPlan(RAMP, frame_s=FRAME_S), start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE
-    )
-    chunks = await collect(stream.run(ragged()))
-    audio, _ = decoder.decode(codes[:1], [decoder.initial_state()])
-    assert_within_one_lsb(joined_pcm(chunks), to_pcm16(audio[0]))
-    assert np.array_equal(joined_codes(chunks), whole)
-    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    assert chunks[-1].finish_reason is FinishReason.STOP

@@ -90,23 +90,6 @@ def test_audio_stays_until_the_host_has_its_codes(audio: AudioStreams, decoder: 
     assert not audio.is_pending(7)
 
 
-@pytest.mark.parametrize("frames", [1, 5, 12, 30, ALL_FRAMES])
-def test_the_first_frames_are_decoded_and_no_more(audio: AudioStreams, decoder: CodecDecoder, frames: int) -> None:
-    codes = random_codes(20)
-    audio.open(7, None, num_frames=frames)
-    heard = feed(audio, {7: codes})
-    assert_close(heard[7], whole(decoder, codes)[: frames * decoder.frame_samples])
-    assert not audio.is_pending(7)
-
-
-def test_streams_together_sound_as_alone(audio: AudioStreams, decoder: CodecDecoder) -> None:
-    streams = {number: random_codes(9 + 5 * number, seed=number) for number in range(4)}
-    for number in streams:
-        audio.open(number, None, num_frames=ALL_FRAMES)
-    for number, pcm in feed(audio, streams).items():
-        assert_close(pcm, whole(decoder, streams[number]))
-
-
 @pytest.mark.parametrize(("known", "heard"), [(6, None), (6, 6), (9, 4), (3, 0), (40, 39)])
 def test_a_resumed_stream_goes_on(audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None) -> None:
     codes = random_codes(45)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
 from deployments.embedded_voice.cpu_networks import CpuNetworks
-from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Reference, Sampling, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.talker.engine import engine as engine_module
@@ -228,22 +228,11 @@ CLONES = [
 ]
 
 
-def test_codes_and_the_end_of_speech_can_be_sampled_and_nothing_else(engine: Engine) -> None:
-    talker = engine.runner.networks.talker
-    allowed = [*range(talker.config.code_vocab_size), talker.config.codes.eos]
-    assert (~talker.suppressed).nonzero().flatten().tolist() == allowed
-
-
 def test_the_seed_decides_what_is_drawn(engine: Engine) -> None:
     once, again, low, high = speak_all(engine, [ask(seed=seed, frames=8) for seed in (3, 3, 4, 3 + 2**40)])
     assert same(once, again)
     assert not np.array_equal(once.codes, low.codes)
     assert not np.array_equal(once.codes, high.codes)
-
-
-def test_greedy_decoding_ignores_the_seed(engine: Engine) -> None:
-    one, other = speak_all(engine, [ask(seed=seed, frames=8, sampling=GREEDY) for seed in (3, 4)])
-    assert same(one, other)
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 9])
@@ -309,25 +298,6 @@ def test_a_full_line_is_overload(checkpoint: Path) -> None:
     assert sorted(drain(engine)) == [0, 1, 3]
 
 
-def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
-    free = engine.scheduler.blocks.num_free
-    numbers = [0, 1, 2, 3, 4]  # the last one waits
-    for number in numbers:
-        engine.add(number, MIX[number])
-    chunks = engine.step().chunks
-    assert {number for number, _ in chunks} == {0, 1, 2, 3}
-    before = engine.scheduler.blocks.num_free
-    engine.abort(1)
-    engine.check_integrity()
-    assert engine.scheduler.blocks.num_free > before
-    engine.abort(4)
-    rest = drain(engine)
-    assert sorted(rest) == [0, 2, 3]
-    for number, spoken in rest.items():
-        assert np.array_equal(spoken.codes, alone[number].codes[1:])
-    assert engine.scheduler.blocks.num_free == free
-
-
 def test_coming_and_leaving_disturbs_none(engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count()
     monkeypatch.setattr(QueuedStep, "has_codes", property(lambda step: next(looks) % 2 == 1))
@@ -343,24 +313,6 @@ def test_coming_and_leaving_disturbs_none(engine: Engine, alone: list[Spoken], m
     assert sorted(spoken) == [0, 2, 3]
     for number, chunks in spoken.items():
         assert same(Spoken.join(chunks), alone[number])
-
-
-def test_a_state_that_is_not_finite_is_reported_and_spares_the_others(engine: Engine, alone: list[Spoken]) -> None:
-    for number in (0, 1):
-        engine.add(number, MIX[number])
-    first = [chunk for number, chunk in engine.step().chunks if number == 1]
-    broken = engine.scheduler.running[0].row
-    engine.runner.run_pending_advance()
-    engine.runner.state.hidden[broken, 3] = torch.nan
-    second = engine.step()
-    assert [number for number, _ in second.chunks] == [1]
-    [(number, error)] = second.failures
-    assert number == 0
-    assert isinstance(error, TalkerLost)
-    rest = drain(engine)
-    assert sorted(rest) == [1]
-    codes = [*(chunk.codes for chunk in [*first, second.chunks[0][1]]), rest[1].codes]
-    assert np.array_equal(np.concatenate(codes), alone[1].codes)
 
 
 @pytest.mark.parametrize(("on_gpu", "together"), [(False, 1), (True, 8)])
@@ -422,15 +374,6 @@ def test_warming_up_leaves_no_trace(tiny_checkpoint: Callable[[str], Path], kind
     warm.scheduler.check_integrity()
     request = CLONES[0] if kind == "Base" else ask(voice="ryan" if kind == "CustomVoice" else None)
     assert same(speak(warm, request), speak(cold, request))
-
-
-def test_rows_are_left_clean_for_the_next_sequence(checkpoint: Path) -> None:
-    """A strong repetition penalty would show a code that is remembered from another sequence."""
-    config = CONFIG.model_copy(update={"max_num_seqs": 1})
-    request = ask("Again.", frames=15, sampling=replace(GREEDY, repetition_penalty=5.0), ignore_eos=True)
-    used = build_engine(checkpoint, config)
-    speak(used, ask(frames=20, ignore_eos=True))
-    assert same(speak(used, request), speak(build_engine(checkpoint, config), request))
 
 
 def test_options_of_the_request_come_before_those_of_the_checkpoint() -> None:

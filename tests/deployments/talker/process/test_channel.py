@@ -21,11 +21,3 @@ def test_messages_survive_any_cut(size: int) -> None:
     received = [message for start in range(0, len(data), size) for message in unpacker.feed(data[start : start + size])]
     assert [channel.encode(message) for message in received] == [channel.encode(message) for message in MESSAGES]
     assert received[0] == MESSAGES[0]
-
-
-def test_a_message_comes_with_its_last_byte() -> None:
-    data = channel.encode(channel.Abort(3))
-    unpacker = channel.Unpacker()
-    assert unpacker.feed(data[:-1]) == []
-    assert unpacker.feed(data[-1:]) == [channel.Abort(3)]
-    assert unpacker.feed(b"") == []

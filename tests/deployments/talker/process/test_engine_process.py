@@ -2,7 +2,6 @@
 
 import re
 import select
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,20 +16,17 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
+from deployments.errors import CheckpointError, EngineError, TalkerLost
 from deployments.protocol import FrameChunk, Reference
 from deployments.recording_cache import VOICE_BYTES, Lookups
 from deployments.talker.engine import intake
 from deployments.talker.engine.engine import Engine, StepOutput
-from deployments.talker.engine.startup import build_engine
 from deployments.talker.process import channel
 from deployments.talker.process.channel import EngineStart
 from deployments.talker.process.engine_process import EngineProcess, take_load
-from deployments.talker.runner.model_runner import ModelRunner
-from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.tokenizer import TextTokenizer
 from tests.deployments.talker.conftest import CONFIG
-from tests.deployments.talker.driving import Spoken, ask, speak
+from tests.deployments.talker.driving import ask
 
 
 def starts(model: str, config: TalkerConfig) -> EngineStart:
@@ -143,16 +139,6 @@ def test_it_tells_what_it_loads_and_then_what_it_loaded(start: EngineStart, engi
         assert ready.info == replace(engine.info, name=start.model)
 
 
-def test_it_speaks_as_its_engine_does(start: EngineStart, checkpoint: Path) -> None:
-    with loaded(start) as replica:
-        replica.send(channel.Submit(4, ask()))
-        reports = replica.until(is_last(4))
-    spoken = Spoken.join(chunks_of(reports, 4))
-    assert np.array_equal(spoken.codes, speak(build_engine(checkpoint, start.config), ask()).codes)
-    assert isinstance(reports[-1], channel.Produced)
-    assert (reports[-1].load.num_running, reports[-1].load.num_waiting) == (0, 0)
-
-
 def test_it_counts_who_runs_and_who_waits(start: EngineStart) -> None:
     with loaded(start) as replica:
         replica.send(channel.Submit(1, ask(ignore_eos=True)), channel.Submit(2, ask(ignore_eos=True)))
@@ -174,19 +160,6 @@ def test_an_idle_engine_still_reports(start: EngineStart) -> None:
     with loaded(start) as replica:
         for _ in range(2):
             assert replica.until(lambda report: isinstance(report, channel.Alive)) == [channel.Alive()]
-
-
-def test_what_it_refuses_fails_alone(start: EngineStart) -> None:
-    with loaded(start) as replica:
-        requests = {1: ask(" "), 2: ask(frames=8, ignore_eos=True), 3: ask(frames=8, ignore_eos=True), 4: ask()}
-        replica.send(*(channel.Submit(number, request) for number, request in requests.items()))
-        reports = replica.until(is_last(3))
-    failed = {report.sequence_id: report.error for report in reports if isinstance(report, channel.RequestFailed)}
-    assert failed.keys() == {1, 4}
-    assert isinstance(failed[1], InvalidRequest)
-    assert failed[1].param == "input"
-    assert isinstance(failed[4], Overloaded)
-    assert [len(chunks_of(reports, number)) for number in (2, 3)] == [8, 8]
 
 
 @pytest.mark.parametrize("ends", ["tokenized", "aborted"])
@@ -220,17 +193,6 @@ def test_a_long_text_is_tokenized_aside(checkpoint: Path, monkeypatch: pytest.Mo
             assert sum(len(chunk.codes) for chunk in chunks_of(replica.until(is_last(1)), 1)) == 2
 
 
-def test_abort_makes_room_for_the_next(start: EngineStart) -> None:
-    with loaded(start) as replica:
-        replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
-        replica.until(has_frames)
-        replica.send(channel.Submit(2, ask(frames=3)), channel.Abort(1), channel.Abort(99))
-        reports = replica.until(is_last(2))
-        assert isinstance(reports[-1], channel.Produced)
-        assert (reports[-1].load.num_running, reports[-1].load.num_waiting) == (0, 0)
-        assert {chunk.finish_reason for chunk in chunks_of(reports, 1)} <= {None}  # cut off, not finished
-
-
 def test_it_says_that_nothing_runs_after_the_last_abort(start: EngineStart) -> None:
     def is_free(report: channel.Report) -> bool:
         return isinstance(report, channel.Produced) and (report.load.num_running, report.load.num_waiting) == (0, 0)
@@ -240,18 +202,6 @@ def test_it_says_that_nothing_runs_after_the_last_abort(start: EngineStart) -> N
         replica.until(has_frames)
         replica.send(channel.Abort(1))
         assert not chunks_of(replica.until(is_free)[-1:], 1)
-
-
-def test_a_checkpoint_that_does_not_load_is_reported(start: EngineStart, checkpoint: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(checkpoint, tmp_path / "copy")
-    (copy / "config.json").write_text("{}")
-    with engine_process(starts(str(copy), start.config)) as replica:
-        failed = replica.until(lambda report: isinstance(report, channel.RequestFailed))[-1]
-        assert isinstance(failed, channel.RequestFailed)
-        assert failed.sequence_id is None
-        assert isinstance(failed.error, CheckpointError)
-        assert "config.json" in str(failed.error)
-        assert list(replica.reports) == []  # nothing behind it, and the socket closes
 
 
 def test_it_ends_with_its_socket(start: EngineStart) -> None:
@@ -272,25 +222,6 @@ def test_a_request_that_trips_the_engine_fails_alone(start: EngineStart) -> None
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
     assert (failed.sequence_id, type(failed.error)) == (1, EngineError)
     assert "klingon" in str(failed.error)
-
-
-def test_a_request_that_trips_its_prefill_fails_alone(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefill = ModelRunner.prefill
-
-    def tripping(runner: ModelRunner, sequences: list[Sequence]) -> None:
-        if any(sequence.id == 2 for sequence in sequences):
-            raise IndexError("tripped")
-        prefill(runner, sequences)
-
-    monkeypatch.setattr(ModelRunner, "prefill", tripping)
-    config = start.config.model_copy(update={"max_num_seqs": 2})
-    with loaded(starts(start.model, config)) as replica:
-        replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
-        reports = replica.until(is_last(1))
-    [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
-    assert (failed.sequence_id, type(failed.error)) == (2, EngineError)
-    assert "tripped" in str(failed.error)
-    assert len(chunks_of(reports, 1)) == 12
 
 
 def break_state(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> None:

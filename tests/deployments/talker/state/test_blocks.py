@@ -14,32 +14,6 @@ def test_a_sequence_grows_by_whole_blocks() -> None:
     blocks.check_integrity()
 
 
-@pytest.mark.parametrize(("num_positions", "num_blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_blocks_for_rounds_up(num_positions: int, num_blocks: int) -> None:
-    assert BlockManager(num_blocks=2, block_size=4).blocks_for(num_positions) == num_blocks
-
-
-def test_freed_blocks_are_handed_out_again() -> None:
-    blocks = BlockManager(num_blocks=4, block_size=2)
-    blocks.grow(1, 4)
-    blocks.grow(2, 2)
-    blocks.free(1)
-    assert blocks.num_free == 2
-    blocks.grow(3, 4)
-    assert blocks.num_free == 0
-    blocks.check_integrity()
-
-
-def test_freeing_what_holds_nothing_changes_nothing() -> None:
-    blocks = BlockManager(num_blocks=4, block_size=2)
-    blocks.free(9)
-    blocks.grow(1, 2)
-    blocks.free(1)
-    blocks.free(1)
-    assert blocks.num_free == 3
-    blocks.check_integrity()
-
-
 def test_out_of_blocks_changes_nothing() -> None:
     blocks = BlockManager(num_blocks=4, block_size=2)
     blocks.grow(1, 3)
@@ -64,13 +38,6 @@ def test_blocks_follow_the_positions_and_stay_when_the_sequence_grows() -> None:
     assert second != first + 1  # another sequence's block lies between
     blocks.grow(1, 9)
     assert blocks.table(1)[:2] == [first, second]
-
-
-def test_the_scratch_block_is_never_handed_out() -> None:
-    blocks = BlockManager(num_blocks=5, block_size=4)
-    blocks.grow(1, blocks.capacity)
-    assert blocks.num_free == 0
-    assert min(blocks.table(1)) == 1
 
 
 def test_integrity_notices_a_lost_and_a_doubled_block() -> None:

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, Mailbox, ModelKind, Reference, Sampling, SynthesisRequest
+from deployments.protocol import Mailbox, ModelKind, Reference, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.runner.prefill import PrefillInputs, SequencePart
-from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import Prompt, PromptBuilder, full_text
 from deployments.weights.description import describe
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -49,76 +47,9 @@ def clone(*, seconds: float = 0.5, text: str | None = REFERENCE_TEXT, frames: in
     return SynthesisRequest("test", TEXT, reference=reference, reference_codes=codes)
 
 
-def rows(builder: PromptBuilder, prompt: Prompt) -> torch.Tensor:
-    """[rows, hidden]: what the talker is prefilled with."""
-    sequence = Sequence(0, ask(), prompt, Sampling(), FrameLimit(1, FinishReason.LENGTH), row=0, frame_s=0.08)
-    inputs = PrefillInputs(prompt.num_positions, scratch_row=1, tables=builder.tables)
-    inputs.fill([SequencePart(sequence, 0, prompt.num_positions, is_last=True)])
-    return builder.tables.rows(inputs.tensors.text_ids, inputs.tensors.codec_ids)
-
-
 def same(one: Prompt, other: Prompt) -> bool:
     names = ("text_ids", "codec_ids", "trailing")
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
-
-
-@pytest.mark.parametrize("text", ["a", "Hello", "A much longer text. " * 20])
-def test_streaming_text_makes_as_many_rows_for_any_text(named: PromptBuilder, text: str) -> None:
-    prompt = named.build(ask(text, language="english"))
-    assert prompt.num_positions == LEAD_ROWS + AUTO_TAGS + 1 + SPEAKER + 2
-    assert prompt.num_text_tokens == len(text.strip()) + text.endswith(" ")
-    assert len(prompt.trailing) == prompt.num_text_tokens  # the first token is in the prompt, the end after the last
-
-
-def test_trailing_rows_are_the_text_then_its_end(named: PromptBuilder) -> None:
-    prompt = named.build(ask())
-    tokens = named.tokenizer.encode(TEXT)
-    assert prompt.trailing.tolist() == [*tokens[1:], named.config.tokens.tts_eos]
-    torch.testing.assert_close(
-        named.tables.text[torch.from_numpy(prompt.trailing[:-1])], named.talker.embed_text(tokens[1:])
-    )
-
-
-def test_the_last_streaming_row_is_the_first_token_over_the_beginning_of_speech(named: PromptBuilder) -> None:
-    prompt = named.build(ask())
-    token = named.talker.embed_text(named.tokenizer.encode(TEXT)[:1])
-    bos = named.tables.codec[named.config.codes.bos]
-    torch.testing.assert_close(rows(named, prompt)[-1:], token + bos)
-
-
-@pytest.mark.parametrize("text", ["a", TEXT, "A longer text. " * 10])
-def test_full_text_stands_in_the_prompt(named: PromptBuilder, text: str) -> None:
-    prompt = named.build(ask(text, language="english", non_streaming_mode=True))
-    assert prompt.num_positions == prompt.num_text_tokens + 11
-    assert prompt.trailing.tolist() == [named.config.tokens.tts_pad]
-
-
-def test_automatic_language_is_one_row_less(named: PromptBuilder) -> None:
-    automatic, english = named.build(ask()), named.build(ask(language="english"))
-    assert english.num_positions - automatic.num_positions == 1
-    assert not same(english, named.build(ask(language="german")))
-
-
-def test_described_voices_have_no_speaker_row(builders: Builders) -> None:
-    designed = builders("VoiceDesign").build(ask(voice=None, language="english"))
-    assert designed.num_positions == LEAD_ROWS + AUTO_TAGS + 1 + 2
-
-
-def test_speakers_differ_in_one_row(named: PromptBuilder) -> None:
-    ryan, vivian = (named.build(ask(voice=voice, language="english")) for voice in ("ryan", "vivian"))
-    differing = (rows(named, ryan) != rows(named, vivian)).any(-1).nonzero()[:, 0].tolist()
-    assert differing == [LEAD_ROWS + AUTO_TAGS + 1]
-
-
-def test_instructions_are_a_turn_in_front(builders: Builders) -> None:
-    for name in ("CustomVoice", "VoiceDesign"):
-        builder = builders(name)
-        plain, instructed = builder.build(ask()), builder.build(ask(instructions="Speak slowly."))
-        turn = builder.tokenizer.encode_instructions("Speak slowly.")
-        assert instructed.num_positions - plain.num_positions == len(turn)
-        instructed_rows = rows(builder, instructed)
-        torch.testing.assert_close(instructed_rows[: len(turn)], builder.talker.embed_text(turn))
-        assert torch.equal(instructed_rows[len(turn) :], rows(builder, plain))
 
 
 @pytest.mark.parametrize("change", [{"tts_model_size": "0b6"}, {"talkray": {"spoken_form": "english"}}])
@@ -158,26 +89,12 @@ def test_dialect_speakers_keep_to_it(named: PromptBuilder, voice: str, dialect: 
     assert has_language_row == (dialect is not None or language == "chinese")
 
 
-def test_dialect_speakers_speak_another_language_when_asked(named: PromptBuilder) -> None:
-    english = named.build(ask(voice="eric", language="english"))
-    assert english.codec_ids[LEAD_ROWS + 2] == named.config.languages["english"]
-
-
 @pytest.mark.parametrize("text", ["", "  ", "\n\t"])
 @pytest.mark.parametrize("non_streaming_mode", [True, False])
 def test_nothing_to_say_is_an_invalid_request(named: PromptBuilder, text: str, non_streaming_mode: bool) -> None:
     with pytest.raises(InvalidRequest) as caught:
         named.build(ask(text, non_streaming_mode=non_streaming_mode))
     assert (caught.value.param, caught.value.code) == ("input", "empty_input")
-
-
-def test_a_clone_by_its_voice_alone_has_a_speaker_row(builders: Builders) -> None:
-    builder = builders("Base")
-    prompt = builder.build(clone(frames=None, text=None))
-    assert prompt.num_positions == LEAD_ROWS + AUTO_TAGS + SPEAKER + 2
-    other = builder.build(clone(frames=None, text=None, seconds=0.7))
-    differing = (rows(builder, prompt) != rows(builder, other)).any(-1).nonzero()[:, 0].tolist()
-    assert differing == [LEAD_ROWS + AUTO_TAGS]
 
 
 @pytest.mark.parametrize(
@@ -193,14 +110,6 @@ def test_a_clone_in_context_has_text_and_frames_side_by_side(builders: Builders,
     assert (len(prompt.trailing), prompt.num_text_tokens) == (max(1, tokens + 1 - (frames + 1)), len(TEXT))
     control = builder.config.tokens
     assert prompt.trailing[-1] == (control.tts_eos if tokens + 1 > frames + 1 else control.tts_pad)
-
-
-def test_a_clone_in_context_with_full_text_has_the_frames_after_it(builders: Builders) -> None:
-    request = clone(frames=10)
-    full = replace(request, non_streaming_mode=True)
-    prompt = builders("Base").build(full)
-    tokens = len(REFERENCE_TEXT) + len(TEXT)
-    assert prompt.num_positions == LEAD_ROWS + AUTO_TAGS + SPEAKER + 1 + tokens + 1 + 1 + 10
 
 
 @pytest.mark.parametrize("kind", ModelKind)
