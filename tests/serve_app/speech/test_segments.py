@@ -107,14 +107,6 @@ def sound(value: int) -> PcmChunk:
 EARLY = chunk(b"", frames=0, finish_reason=FinishReason.EARLY)
 
 
-async def test_a_later_segment_that_ends_badly_is_made_again_before_it_is_sent() -> None:
-    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [sound(3), STOP])
-    assert pcm_of(chunks) == pcm_of([sound(1), sound(3)])
-    assert chunks[-1].finish_reason is FinishReason.STOP
-    assert [request.request_id for request in asked] == ["id", "id.2", "id.2"]
-    assert len({request.seed for request in asked}) == 3
-
-
 QUICK = chunk(bytes(INFO.sample_rate))  # half a second: no time to hear the next segment out
 
 
