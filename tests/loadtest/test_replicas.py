@@ -87,9 +87,7 @@ async def test_a_status_url_that_tells_no_counts_is_an_error() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("place", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "HOME"])
-async def test_only_ray_gets_the_token_of_its_cluster(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_ray_gets_its_clusters_token(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def status(request: web.Request) -> web.Response:
         sent = request.headers.get("Authorization")
         if sent == "Bearer right":

@@ -122,9 +122,7 @@ OWN: dict[str, Callable[[int], object]] = {
 
 
 @pytest.mark.parametrize("ask", OWN.values(), ids=OWN)
-def test_no_proxy_sees_what_stays_on_this_machine(
-    ask: Callable[[int], object], own: Listening, proxy: Listening
-) -> None:
+def test_no_proxy_sees_what_stays_on_this_host(ask: Callable[[int], object], own: Listening, proxy: Listening) -> None:
     assert ask(own.port)
     assert own.asked
     assert not proxy.asked

@@ -246,9 +246,7 @@ async def test_one_address_leaves_room_for_the_messages_of_others(loop: Loop) ->
         (1, "2001:db8:0:1::1", "2001:db8:0:2::1", True),
     ],
 )
-async def test_clients_are_told_apart_as_over_http(
-    trusted_proxies: int, first: str, second: str, has_room: bool, loop: Loop
-) -> None:
+async def test_clients_are_distinct(trusted_proxies: int, first: str, second: str, has_room: bool, loop: Loop) -> None:
     one, other = (Client(loop, address=address, trusted_proxies=trusted_proxies) for address in (first, second))
     for client in (one, other):
         (await client.connect()).begin(2 * MIB - 100)

@@ -123,9 +123,7 @@ async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why(server
     assert design.items() >= told.items()
 
 
-async def test_a_default_model_whose_start_failed_leaves_the_others_open(
-    server: Several, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_default_model_leaves_the_others_open(server: Several, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[str] = []
     monkeypatch.setattr(metrics.REFUSALS, "record", lambda _, *, reason, model: refused.append(f"{model}: {reason}"))
     server.states["custom"] = ModelState(ModelStatus.FAILED, "too little GPU memory", ready_in_s=20.0)
@@ -153,9 +151,7 @@ async def test_a_model_that_cannot_be_described_yet_is_listed_by_its_name(server
     assert (await server.speak(voice="vivian")).status_code == 200
 
 
-async def test_a_model_that_fails_is_no_model_that_is_left_out(
-    server: Several, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_that_fails_is_not_left_out(server: Several, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail() -> None:
         raise TalkerLost("it has died")
 

@@ -93,9 +93,7 @@ def test_an_unknown_key_cannot_be_revoked(file: Path) -> None:
         revoke_keys(file, "bob")
 
 
-def test_a_broken_file_keeps_the_keys_that_were_read(
-    file: Path, keys: Keys, key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_file_keeps_the_known_keys(file: Path, keys: Keys, key: str, caplog: pytest.LogCaptureFixture) -> None:
     file.write_text("{")
     keys.find(key)
     keys.find(key)
@@ -103,9 +101,7 @@ def test_a_broken_file_keeps_the_keys_that_were_read(
     assert "the previous keys stay valid" in caplog.text
 
 
-def test_a_file_that_could_not_be_read_once_is_read_again(
-    file: Path, keys: Keys, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_read_again_after_an_error(file: Path, keys: Keys, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     revoke_keys(file, "ada")
 
     def fail(*_: object) -> bytes:

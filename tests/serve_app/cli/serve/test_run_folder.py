@@ -54,9 +54,7 @@ def test_a_long_path_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not list(long.iterdir())
 
 
-def test_a_folder_that_is_not_there_or_that_others_write_to_is_refused(
-    parent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_folder_or_one_that_others_write_to_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent.chmod(0o777)
     with pytest.raises(StartError, match="sticky"), created(print):
         pass

@@ -86,9 +86,7 @@ def test_the_default_decides_among_equals(models: tuple[ModelInfo, ...], wanted:
         ((CUSTOM, BASE, replace(BASE, name="other")), {"has_recording": True}, "model", "(clone, other)"),
     ],
 )
-def test_what_is_missing_or_unclear_is_named(
-    models: tuple[ModelInfo, ...], wanted: dict[str, Any], param: str, said: str
-) -> None:
+def test_what_is_unclear_is_named(models: tuple[ModelInfo, ...], wanted: dict[str, Any], param: str, said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         chosen(models, **wanted)
     assert refused.value.param == param
