@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import product
 
 import pytest
 from fastapi import FastAPI
@@ -41,25 +42,27 @@ async def test_audio_is_sent_while_more_is_being_made() -> None:
         await connection.task
 
 
-@pytest.mark.parametrize("spoken", [[], [chunk(FRAME)]])
-@pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}, {"stream": False}, {"response_format": "mp3"}])
-async def test_a_client_that_leaves_while_a_chunk_is_awaited(spoken: list[Step], fields: dict[str, object]) -> None:
-    synthesizer = FakeSynthesizer(script=[*spoken, asyncio.Event()])
-    async with speech(synthesizer, **fields) as connection:
-        await synthesizer.waiting.wait()
-        assert not synthesizer.closed.is_set()
-        connection.receive(DISCONNECT)
-        await connection.task
-        assert synthesizer.closed.is_set()
+EVENTS = {"stream_format": "sse"}
 
 
-@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+@pytest.mark.parametrize(
+    ("spoken", "fields"),
+    [
+        *product(([], [chunk(FRAME)]), ({}, EVENTS, {"stream": False}, {"response_format": "mp3"})),
+        *product([utterance()], ({}, EVENTS)),
+    ],
+)
 @pytest.mark.parametrize("who", ["client", "server"])
-async def test_who_leaves_or_cancels_while_a_chunk_is_being_sent(who: str, stream_format: str) -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    async with speech(synthesizer, stream_format=stream_format) as connection:
-        connection.stall()
-        await connection.sending.wait()
+async def test_who_leaves_or_cancels(spoken: list[Step], fields: dict[str, object], who: str) -> None:
+    """While a chunk is awaited, or while the first of them all is being sent."""
+    is_whole = len(spoken) > 1
+    synthesizer = FakeSynthesizer(script=spoken if is_whole else [*spoken, asyncio.Event()])
+    async with speech(synthesizer, **fields) as connection:
+        if not is_whole:
+            await synthesizer.waiting.wait()
+        else:
+            connection.stall()
+            await connection.sending.wait()
         assert not synthesizer.closed.is_set()
         if who == "client":
             connection.receive(DISCONNECT)
@@ -67,16 +70,6 @@ async def test_who_leaves_or_cancels_while_a_chunk_is_being_sent(who: str, strea
             connection.task.cancel()
         await asyncio.wait((connection.task,))
         assert connection.task.cancelled() == (who == "server")
-        assert synthesizer.closed.is_set()
-
-
-async def test_a_server_that_cancels_the_call_while_a_chunk_is_awaited() -> None:
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with speech(synthesizer) as connection:
-        await synthesizer.waiting.wait()
-        connection.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await connection.task
         assert synthesizer.closed.is_set()
 
 

@@ -1,7 +1,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -68,20 +68,24 @@ async def spoken(synthesizer: Recorder) -> list[PcmChunk]:
     return [chunk async for chunk in UtteranceSynthesizer(synthesizer).speak(REQUEST, INFO, Listener())]
 
 
-async def test_segments_follow_each_other_and_only_the_last_finishes() -> None:
-    chunks = await spoken(Recorder([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), chunk(b"44"), STOP]))
-    assert pcm_of(chunks) == b"11223344"
-    assert [item.finish_reason for item in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
-    assert chunks[-1].num_text_tokens == 3 * NUM_TEXT_TOKENS
+@pytest.mark.parametrize(
+    ("second", "rest", "reason"),
+    [
+        ([chunk(b"22"), STOP], [chunk(b"33"), chunk(b"44"), STOP], FinishReason.STOP),
+        ([chunk(b"22", finish_reason=FinishReason.RUNAWAY)], [chunk(b"33"), STOP], FinishReason.RUNAWAY),
+        ([], [chunk(b"33"), STOP], FinishReason.STOP),
+        ([STOP], [chunk(b"33"), STOP], FinishReason.STOP),
+    ],
+)
+async def test_segments_follow_each_other_and_only_the_last_finishes(
+    second: list[Step], rest: list[Step], reason: FinishReason
+) -> None:
+    chunks = await spoken(Recorder([chunk(b"11"), STOP], second, rest))
+    assert pcm_of(chunks) == b"11" + pcm_of(second) + pcm_of(rest)  # type: ignore[arg-type]
+    assert [item.finish_reason for item in chunks] == [None] * (len(chunks) - 1) + [reason]
+    assert chunks[-1].num_text_tokens == (3 if second else 2) * NUM_TEXT_TOKENS
     counts = [item.num_text_tokens for item in chunks]
     assert counts == sorted(counts)
-
-
-async def test_a_segment_that_was_cut_short_is_told_at_the_end() -> None:
-    runaway = chunk(b"22", finish_reason=FinishReason.RUNAWAY)
-    chunks = await spoken(Recorder([chunk(b"11"), STOP], [runaway], [chunk(b"33"), STOP]))
-    assert [item.finish_reason for item in chunks if item.finish_reason] == [FinishReason.RUNAWAY]
-    assert chunks[-1].finish_reason is FinishReason.RUNAWAY
 
 
 async def spoken_twice(*segments: list[Step], may_redraw: bool = True) -> tuple[list[PcmChunk], list[SynthesisRequest]]:
@@ -127,9 +131,14 @@ async def test_the_end_says_how_a_later_segment_ended(
 
 
 async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> None:
-    more = asyncio.Event()
-    recorder = Recorder([chunk(b"11"), more, STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
+    sounds, more = asyncio.Event(), asyncio.Event()
+    recorder = Recorder([chunk(b""), sounds, chunk(b"11"), more, STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
     async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
+        assert (await anext(chunks)).pcm == b""
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert recorder.log == ["begin 1"], "nothing is asked ahead of the first sound"
+        sounds.set()
         assert (await anext(chunks)).pcm == b"11"
         await recorder.until("begin 2")
         assert recorder.log == ["begin 1", "begin 2"]
@@ -139,28 +148,17 @@ async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> 
     assert [entry for entry in recorder.log if entry.startswith("begin")] == ["begin 1", "begin 2", "begin 3"]
 
 
-async def test_nothing_is_asked_ahead_of_the_first_sound() -> None:
-    sound = asyncio.Event()
-    recorder = Recorder([chunk(b""), sound, chunk(b"11"), STOP], [STOP], [STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
-        assert (await anext(chunks)).pcm == b""
-        assert recorder.log == ["begin 1"]
-        sound.set()
-        assert (await anext(chunks)).pcm == b"11"
-        await recorder.until("begin 2")
-
-
-async def test_silent_segments_are_passed_over() -> None:
-    chunks = await spoken(Recorder([STOP], [], [chunk(b"33"), STOP]))
-    assert pcm_of(chunks) == b"33"
-    assert chunks[-1].finish_reason is FinishReason.STOP
-
-
-async def test_leaving_closes_every_segment_that_has_begun() -> None:
-    recorder = Recorder([chunk(b"11"), asyncio.Event()], [chunk(b"22"), asyncio.Event()], [STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
-        await anext(chunks)
-        await recorder.until("begin 2")
+@pytest.mark.parametrize("fails", [False, True])
+async def test_leaving_or_an_error_closes_every_segment_that_has_begun(fails: bool) -> None:
+    fail = asyncio.Event()
+    recorder = Recorder([chunk(b"11"), fail, Overloaded("full")], [chunk(b"22"), asyncio.Event()], [STOP])
+    with pytest.raises(Overloaded) if fails else nullcontext():
+        async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
+            await anext(chunks)
+            await recorder.until("begin 2")
+            if fails:
+                fail.set()
+                await anext(chunks)
     assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
 
 
@@ -210,17 +208,6 @@ async def test_a_first_segment_that_is_refused_is_not_asked_for_again() -> None:
     full = FullAtFirst([chunk(b"11"), STOP], segment="id", refusals=1)
     with pytest.raises(Overloaded):
         await spoken(full)
-
-
-async def test_an_error_closes_the_segment_ahead() -> None:
-    second = asyncio.Event()
-    recorder = Recorder([chunk(b"11"), second, Overloaded("full")], [asyncio.Event()], [STOP])
-    speaking = asyncio.create_task(spoken(recorder))
-    await recorder.until("begin 2")
-    second.set()
-    with pytest.raises(Overloaded):
-        await speaking
-    assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
 
 
 def requests(request: Utterance, max_chars: int) -> list[SynthesisRequest | None]:

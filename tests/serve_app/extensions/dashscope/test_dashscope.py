@@ -89,6 +89,11 @@ async def test_one_text_as_events(client: httpx.AsyncClient) -> None:
     assert told[-1]["output"]["finish_reason"] == "stop"
 
 
+async def test_a_body_without_text_is_refused(client: httpx.AsyncClient) -> None:
+    for body in ({}, {"input": "Hello"}, {"input": {"text": None}}):
+        assert (await client.post(REST, json=body)).status_code == 400
+
+
 @pytest.mark.parametrize("bit_rate", [-1, 0, 2**70, True])
 async def test_a_bit_rate_that_no_encoder_has_is_refused(client: httpx.AsyncClient, bit_rate: int) -> None:
     asked = {"text": "Hello.", "voice": "ryan", "response_format": "mp3", "bit_rate": bit_rate}
