@@ -135,15 +135,12 @@ def test_every_request_has_one_outcome() -> None:
 def test_recovery_is_the_end_of_the_last_bad_window(late: list[int], recovered_s: float | None) -> None:
     traces = [due(float(second), 0.9 if second in late else 0.1) for second in range(10, 30)]
     assert time_to_recover(traces, 10.0, end_s=30.0, window_s=5.0, limits=LIMITS) == recovered_s
+    assert time_to_recover([], 0.0, end_s=30.0, window_s=5.0, limits=LIMITS) == 0.0, "nothing is not bad"
 
 
 def test_bad_to_the_end_is_no_recovery_whatever_the_windows() -> None:
     traces = [due(10.0 + index / 7, 0.9) for index in range(420)]
     assert time_to_recover(traces, 10.0, end_s=70.0, window_s=20 / 3, limits=LIMITS) is None
-
-
-def test_a_time_without_requests_is_not_bad() -> None:
-    assert time_to_recover([], 0.0, end_s=30.0, window_s=5.0, limits=LIMITS) == 0.0
 
 
 def test_continuity_counts_streams_by_all_their_underruns_together() -> None:

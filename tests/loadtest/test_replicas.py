@@ -34,9 +34,6 @@ def test_running_and_wanted_replicas_are_counted_over_all_applications() -> None
 def test_another_document_is_not_taken_for_a_status(document: object) -> None:
     with pytest.raises(NoReplicaCountsError, match="not the status of Ray Serve"):
         parse(json.dumps(document))
-
-
-def test_what_is_no_json_is_no_status() -> None:
     with pytest.raises(NoReplicaCountsError, match="invalid JSON"):
         parse("<html>")
 
