@@ -224,15 +224,6 @@ def test_a_server_that_was_killed_is_not_found_and_cleared(cache: Path) -> None:
         assert len([*(cache / "servers").iterdir()]) == 1
 
 
-def test_of_two_servers_the_last_is_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with announced("http://first"):
-        os.utime(cache / "servers" / str(os.getpid()), (1, 1))
-        monkeypatch.setattr(say.os, "getpid", lambda: 4_000_000)
-        with announced("http://second"):
-            assert find_server() == "http://second"
-        assert find_server() == "http://first"
-
-
 def test_without_a_key_a_server_that_asks_for_none_is_found_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TALKRAY_API_KEY", raising=False)
     with announced("http://alone", keyed=True):

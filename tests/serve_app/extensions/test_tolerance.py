@@ -138,9 +138,7 @@ FORMATS = [(row, *each) for row in POSTS.values() for each in row.formats]
 
 
 @pytest.mark.parametrize(("row", "query", "fields", "name"), FORMATS)
-async def test_a_format_in_capitals_or_between_blanks(
-    client: httpx.AsyncClient, row: PostRow, query: str, fields: Json, name: str
-) -> None:
+async def test_format_spellings(client: httpx.AsyncClient, row: PostRow, query: str, fields: Json, name: str) -> None:
     kinds = set()
     for spelled in (name, name.upper(), f" {name.title()}\t"):
         path = row.with_query(query.replace("?", spelled.replace("\t", " ")))

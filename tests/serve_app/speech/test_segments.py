@@ -77,9 +77,7 @@ async def spoken(synthesizer: Recorder) -> list[PcmChunk]:
         ([STOP], [chunk(b"33"), STOP], FinishReason.STOP),
     ],
 )
-async def test_segments_follow_each_other_and_only_the_last_finishes(
-    second: list[Step], rest: list[Step], reason: FinishReason
-) -> None:
+async def test_segments_follow_each_other(second: list[Step], rest: list[Step], reason: FinishReason) -> None:
     chunks = await spoken(Recorder([chunk(b"11"), STOP], second, rest))
     assert pcm_of(chunks) == b"11" + pcm_of(second) + pcm_of(rest)  # type: ignore[arg-type]
     assert [item.finish_reason for item in chunks] == [None] * (len(chunks) - 1) + [reason]

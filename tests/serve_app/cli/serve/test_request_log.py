@@ -180,9 +180,7 @@ def test_a_line_is_shown_when_it_is_whole_also_in_a_new_file_with_the_inode_of_a
 
 
 @pytest.mark.parametrize("opened_first", range(5))
-def test_a_file_that_is_renamed_while_it_is_looked_at_is_read_in_its_order(
-    logs: Path, monkeypatch: pytest.MonkeyPatch, opened_first: int
-) -> None:
+def test_files_renamed_meanwhile_keep_order(logs: Path, monkeypatch: pytest.MonkeyPatch, opened_first: int) -> None:
     monkeypatch.setattr(record_keeper, "_FILE_BYTES", 1)  # a file for each line
     lines, opens, open_file = RequestLines(logs, "Ingress#a"), iter(range(100)), Path.open
     lines.receive(RequestRecord("first", 0, error="x"))

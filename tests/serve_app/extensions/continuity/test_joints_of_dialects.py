@@ -114,9 +114,7 @@ async def test_a_continuation_of_cartesia_is_one_text_whose_segments_are_joined(
 
 @pytest.mark.parametrize("name", here("flux"))
 @pytest.mark.parametrize(("text", "tail"), [("And ", None), (f"{TWO}\n\nAnd ", ONE)], ids=["begun", "paragraph"])
-async def test_a_paragraph_that_is_whole_has_a_joint_and_text_that_has_just_begun_does_not_wait_for_one(
-    name: str, text: str, tail: str | None
-) -> None:
+async def test_whole_paragraphs_have_a_joint_and_text_just_begun_none(name: str, text: str, tail: str | None) -> None:
     async with conversing(SOCKETS[name].path) as (client, synthesizer):
         await say(client, SOCKETS[name], ONE, again=False)
         client.send({"type": "Speak", "text": text})

@@ -205,9 +205,7 @@ async def test_a_range_of_wav_is_that_of_the_whole(client: AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(("longest", "is_told"), [(1, 1), (0, 0)])
-async def test_the_header_of_an_mp3_tells_its_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, is_told: int
-) -> None:
+async def test_length_of_an_mp3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, is_told: int) -> None:
     async with serving(tmp_path, Speaker()) as (_, client):
         job = await started(client, "Hello there.")
         await until(client, job, "completed")

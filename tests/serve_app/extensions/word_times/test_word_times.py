@@ -139,9 +139,7 @@ def test_what_was_told_stays_when_the_rest_is_spread() -> None:
 @pytest.mark.parametrize(
     ("info", "reason"), [*((ESTIMATED, each) for each in FinishReason if each != "stop"), (FOLLOWED, FinishReason.STOP)]
 )
-def test_words_that_were_cut_short_or_that_no_known_head_came_to_are_not_told(
-    info: ModelInfo, reason: FinishReason
-) -> None:
+def test_words_that_no_audio_came_to_are_not_told(info: ModelInfo, reason: FinishReason) -> None:
     times = WordTimes(source(TEXT, info), info)
     got = words(times, [heard(FRAMES), heard([], tone(24000), reason)])
     assert [(word.text, word.is_estimate) for word in got] == [
