@@ -18,7 +18,7 @@ from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
-from tests.serve_app.one_model import refusal
+from tests.serve_app.one_model import client_of, refusal
 
 pytestmark = pytest.mark.anyio
 
@@ -46,8 +46,7 @@ class Several:
         served = {name: (each, settings) for name, each in self.speakers.items()}
         self.voices = open_voices(VoiceSettings())
         api = create_api(served, ApiSettings(), node=node, opened={"voices": self.voices})
-        transport = httpx.ASGITransport(api, raise_app_exceptions=False)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://server")
+        self.http = client_of(api, raises=False)
 
     async def speak(self, **fields: object) -> httpx.Response:
         return await self.http.post(SPEECH, json={**BODY, **fields})

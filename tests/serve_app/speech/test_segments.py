@@ -12,7 +12,7 @@ from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.speech.look_ahead import stop_reading
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, segment_seed
-from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
+from serve_app.speech.utterance_synthesizer import Synthesizer, UtteranceSynthesizer
 from serve_app.text.spoken import TextSpan
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import posted, refusal
@@ -64,7 +64,7 @@ class Recorder:
             await self.begun.wait_for(lambda: entry in self.log)
 
 
-async def spoken(synthesizer: Recorder) -> list[PcmChunk]:
+async def spoken(synthesizer: Synthesizer) -> list[PcmChunk]:
     return [chunk async for chunk in UtteranceSynthesizer(synthesizer).speak(REQUEST, INFO, Listener())]
 
 
@@ -169,25 +169,10 @@ async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
     assert "begin 3" not in recorder.log
 
 
-class FullAtFirst(Recorder):
-    """Refuses a segment some times before it speaks it."""
-
-    def __init__(self, *scripts: list[Step], segment: str, refusals: int) -> None:
-        super().__init__(*scripts)
-        self._segment, self._refusals = segment, refusals
-
-    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        if request.request_id.endswith(self._segment) and self._refusals:
-            self._refusals -= 1
-            raise Overloaded("full")
-        async with aclosing(super().synthesize(request)) as chunks:
-            async for item in chunks:
-                yield item
-
-
 async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_app.speech.utterance_synthesizer._RETRY_AFTER_S", 0.0)
-    full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP], segment=".2", refusals=3)
+    refused = [[Overloaded("full")]] * 3
+    full = FakeSynthesizer(INFO, scripts=[[chunk(b"11"), STOP], *refused, [chunk(b"22"), STOP], [chunk(b"33"), STOP]])
     chunks = [item async for item in UtteranceSynthesizer(full).speak(REQUEST, INFO, Listener())]
     assert pcm_of(chunks) == b"112233"
     assert chunks[-1].finish_reason is FinishReason.STOP
@@ -195,7 +180,7 @@ async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: p
 
 async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_app.speech.utterance_synthesizer._GIVE_UP_AFTER_S", 0.0)
-    full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
+    full = FakeSynthesizer(INFO, scripts=[[chunk(b"11"), STOP], [Overloaded("full")], [chunk(b"22"), STOP], [STOP]])
     async with aclosing(UtteranceSynthesizer(full).speak(REQUEST, INFO, Listener())) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(Overloaded):
@@ -203,9 +188,10 @@ async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_first_segment_that_is_refused_is_not_asked_for_again() -> None:
-    full = FullAtFirst([chunk(b"11"), STOP], segment="id", refusals=1)
+    full = FakeSynthesizer(INFO, scripts=[[Overloaded("full")], [chunk(b"11"), STOP]])
     with pytest.raises(Overloaded):
         await spoken(full)
+    assert len(full.requests) == 1
 
 
 def requests(request: Utterance, max_chars: int) -> list[SynthesisRequest | None]:

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from threading import Event
 
-import httpx
 import pytest
 
 from deployments.errors import EngineError
@@ -36,8 +35,7 @@ async def entries(
     kept: list[RequestRecord] = []
     synthesizer = FakeSynthesizer(script=utterance() if script is None else script)
     api = one_api(synthesizer, settings or ApiSettings(), keep=kept.append)
-    transport = httpx.ASGITransport(api, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_of(api, raises=False) as client:
         for body in bodies:
             await client.post("/v1/audio/speech", json=body, headers=headers)
     found = [entry_of(record) for record in kept]
