@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 
-from tests.loadtest.servers import running
+from tests.loadtest.servers import QuietHandler, running
 
 STORY = (
     "Once there was a small harbour in the north. Every morning the boats went out to sea, and every evening the whole "
@@ -26,14 +26,14 @@ def fake_openai(
     """
     asked: list[list[dict[str, object]]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.0"  # whose answers end with the connection
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.path.endswith("/audio/transcriptions"):
-                self._send(
-                    "application/json",
-                    json.dumps({"text": transcripts[min(len(asked), len(transcripts) - 1)]}).encode(),
-                )
+                heard = {"text": transcripts[min(len(asked), len(transcripts) - 1)]}
+                self.answer(200, json.dumps(heard).encode(), content_type="application/json")
                 return
             asked.append(messages := json.loads(body)["messages"])
             said = [str(message["content"]) for message in messages if message["role"] == "user"][-1]
@@ -52,21 +52,11 @@ def fake_openai(
             self.wfile.write(f"data: {json.dumps({**chunk, 'choices': [choice]})}\n\n".encode())
             self.wfile.flush()
 
-        def _send(self, kind: str, body: bytes) -> None:
-            self.send_response(200)
-            self.send_header("content-type", kind)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
         def handle(self) -> None:
             try:
                 super().handle()
             except (BrokenPipeError, ConnectionResetError):  # an interrupted client reads no further
                 self.close_connection = True
-
-        def log_message(self, *_: object) -> None:
-            pass
 
     with running(Handler) as url:
         yield f"{url}/v1", asked

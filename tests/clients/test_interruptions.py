@@ -148,9 +148,7 @@ def came(request: pytest.FixtureRequest, name: str) -> Came:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_word_named_is_the_last_one_heard_or_the_one_being_said(
-    came: Came, ears: Sequence[Recogniser], name: str
-) -> None:
+def test_the_word_named_is_the_last_heard_or_being_said(came: Came, ears: Sequence[Recogniser], name: str) -> None:
     assert len(came) == INTERRUPTIONS
     assert all(told.mark is None for _, told in came), "times of the embedded voice are exact"
     pcm = [np.frombuffer(told.pcm, "<i2").astype(np.float32) / 32768 for _, told in came]

@@ -1,12 +1,6 @@
 """Our own server, asked as clients of others ask it: each form is one that it takes, and audio comes of each."""
 
-import asyncio
-import contextlib
-import socket
-from collections.abc import AsyncIterator
-
 import pytest
-import uvicorn
 
 from loadtest.arrivals import ScheduledRequest
 from loadtest.clients import open_session, speak
@@ -14,33 +8,16 @@ from loadtest.dialects import DIALECTS
 from loadtest.recording import Recording
 from loadtest.settings import Settings
 from loadtest.traces import Clock, PcmLayout
-from serve_app.config import ApiSettings
-from serve_app.extensions.live.live_text import LiveTexts
+from tests.serve_app.extensions.test_interruptions import serving
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
-from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 FRAMES = 10
 
 
-@contextlib.asynccontextmanager
-async def served(synthesizer: FakeSynthesizer) -> AsyncIterator[str]:
-    texts = LiveTexts()
-    api = one_api(synthesizer, ApiSettings(), opened={"live": texts})
-    server = uvicorn.Server(uvicorn.Config(api, lifespan="off", log_level="error"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await serving
-            await texts.aclose()
-
-
 async def test_our_own_server_speaks_in_every_form() -> None:
     synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance(FRAMES))
-    async with served(synthesizer) as url, open_session() as session:
+    async with serving(synthesizer) as url, open_session() as session:
         for number, name in enumerate(DIALECTS):
             text = f"Text number {number}."
             recording = Recording(ScheduledRequest(number, 0.0, text), Clock.started())

@@ -1,19 +1,17 @@
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from loadtest.arrivals import ScheduledRequest, interrupt
 from loadtest.metrics import summarize
 from loadtest.runner import Runner
 from loadtest.settings import Settings, Transport
 from loadtest.traces import Failure, Trace, TraceFolder
-from tests.loadtest.test_runner import LOUD, schedule
+from tests.loadtest.test_runner import LOUD, schedule, serving
 from tests.loadtest.test_websocket import send
 
 pytestmark = pytest.mark.anyio
@@ -41,18 +39,11 @@ class Server:
         await socket.close()
         return socket
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[Settings]:
-        app = web.Application()
-        app.router.add_get("/v2/speak", self.answer)
-        async with TestServer(app) as server:
-            url = f"{server.make_url('/')}v1"
-            yield Settings(url, options={"voice": "sol"}, timeout_s=10.0, transport=Transport.LIVE, words_per_s=200)
-
 
 async def one(server: Server, folder: Path, *, interrupt_s: float | None = None) -> Trace:
     (request,) = schedule("".join(WORDS))
-    async with server.serving() as target:
+    live = {"options": {"voice": "sol"}, "transport": Transport.LIVE, "words_per_s": 200}
+    async with serving(server.answer, "/v2/speak", "GET", **live) as target:
         runner = Runner(target, [replace(request, interrupt_s=interrupt_s)], folder=TraceFolder(folder))
         assert await runner.run()
     return runner.traces[0]

@@ -25,9 +25,6 @@ def test_percentiles_of_a_hundred_and_one_numbers() -> None:
     assert (values.count, values.mean, values.p50, values.p90, values.p95, values.p99, values.max) == (
         (101, 50, 50, 90, 95, 99, 100)
     )
-
-
-def test_nothing_has_no_distribution() -> None:
     assert distribution([]) is None
 
 
@@ -99,10 +96,13 @@ def test_goodput_counts_requests_within_every_limit_over_the_time_they_were_due(
 
 @pytest.mark.parametrize(("limits", "met"), [
     (Limits(ttfb_s=0.11, stall_s=0.11), True), (Limits(ttfb_s=0.09, stall_s=0.11), False),
-    (Limits(ttfb_s=0.11, stall_s=0.09), False),
+    (Limits(ttfb_s=0.11, stall_s=0.09), False), (Limits(stall_s=1.0, ttfa_s=0.13), True),
+    (Limits(stall_s=1.0, ttfa_s=0.11), False),  # it is audible 120 ms after the plan
 ])  # fmt: skip
 def test_a_limit_holds_from_the_planned_arrival(limits: Limits, met: bool) -> None:
     assert limits.met_by(replace(SPOKEN, chunks=((1.1, 200), (1.3, 2000)))) is met
+    assert not Limits(stall_s=1.0, ttfa_s=0.13).met_by(replace(SPOKEN, audible_sample=None))
+    assert "TTFA at most 110 ms" in str(Limits(ttfa_s=0.11))
 
 
 def test_refusals_with_advice_are_counted() -> None:
@@ -135,15 +135,12 @@ def test_every_request_has_one_outcome() -> None:
 def test_recovery_is_the_end_of_the_last_bad_window(late: list[int], recovered_s: float | None) -> None:
     traces = [due(float(second), 0.9 if second in late else 0.1) for second in range(10, 30)]
     assert time_to_recover(traces, 10.0, end_s=30.0, window_s=5.0, limits=LIMITS) == recovered_s
+    assert time_to_recover([], 0.0, end_s=30.0, window_s=5.0, limits=LIMITS) == 0.0, "nothing is not bad"
 
 
 def test_bad_to_the_end_is_no_recovery_whatever_the_windows() -> None:
     traces = [due(10.0 + index / 7, 0.9) for index in range(420)]
     assert time_to_recover(traces, 10.0, end_s=70.0, window_s=20 / 3, limits=LIMITS) is None
-
-
-def test_a_time_without_requests_is_not_bad() -> None:
-    assert time_to_recover([], 0.0, end_s=30.0, window_s=5.0, limits=LIMITS) == 0.0
 
 
 def test_continuity_counts_streams_by_all_their_underruns_together() -> None:
@@ -152,11 +149,3 @@ def test_continuity_counts_streams_by_all_their_underruns_together() -> None:
     assert (summary.c50, summary.c100, summary.c200) == (0.4, 0.6, 0.8)
     nothing = summarize([failed(Failure.HTTP, 500)], planned=1)
     assert (nothing.c50, nothing.c100, nothing.c200) == (None, None, None)
-
-
-def test_a_limit_of_the_first_audible_sample_judges() -> None:
-    """It is audible 120 ms after the plan."""
-    assert Limits(stall_s=1.0, ttfa_s=0.13).met_by(SPOKEN)
-    assert not Limits(stall_s=1.0, ttfa_s=0.11).met_by(SPOKEN)
-    assert not Limits(stall_s=1.0, ttfa_s=0.13).met_by(replace(SPOKEN, audible_sample=None))
-    assert "TTFA at most 110 ms" in str(Limits(ttfa_s=0.11))

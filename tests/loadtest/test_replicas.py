@@ -34,9 +34,6 @@ def test_running_and_wanted_replicas_are_counted_over_all_applications() -> None
 def test_another_document_is_not_taken_for_a_status(document: object) -> None:
     with pytest.raises(NoReplicaCountsError, match="not the status of Ray Serve"):
         parse(json.dumps(document))
-
-
-def test_what_is_no_json_is_no_status() -> None:
     with pytest.raises(NoReplicaCountsError, match="invalid JSON"):
         parse("<html>")
 
@@ -87,9 +84,7 @@ async def test_a_status_url_that_tells_no_counts_is_an_error() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("place", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "HOME"])
-async def test_only_ray_gets_the_token_of_its_cluster(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_ray_gets_its_clusters_token(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def status(request: web.Request) -> web.Response:
         sent = request.headers.get("Authorization")
         if sent == "Bearer right":

@@ -24,14 +24,10 @@ def simulate(
     return Simulation(cluster, traffic, seed=0, warm=warm, step_s=step_s).run(lambda _: None)
 
 
-def test_one_stream_takes_its_first_byte_and_its_frames() -> None:
-    done = simulate(Cluster(MODEL, FIXED, None), [0.0])
-    assert done.ttfb_s == pytest.approx([0.1])
-    assert done.rtf * 51 * 0.08 == pytest.approx([0.1 + 50 * 0.02], abs=0.02)
-
-
-def test_streams_slow_each_other_down() -> None:
+def test_one_stream_takes_its_first_byte_and_its_frames_and_slows_others_down() -> None:
     alone = simulate(Cluster(MODEL, FIXED, None), [0.0])
+    assert alone.ttfb_s == pytest.approx([0.1])
+    assert alone.rtf * 51 * 0.08 == pytest.approx([0.1 + 50 * 0.02], abs=0.02)
     together = simulate(Cluster(MODEL, FIXED, None), [0.0] * 4)
     assert (together.rtf > alone.rtf[0] * 1.2).all()
 

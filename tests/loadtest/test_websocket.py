@@ -72,19 +72,21 @@ async def test_an_utterance_is_asked_for_and_its_audio_recorded(tmp_path: Path) 
     assert len(trace.chunks) == 2
 
 
-@pytest.mark.parametrize(("messages", "failure"), [
-    ([error("rate_limit_exceeded")], Failure.REFUSED), ([error("engine_error")], Failure.HTTP),
-    ([STARTED, LOUD, error("engine_error")], Failure.BROKEN_BODY),
-    ([STARTED, {"type": "done"}], Failure.NOT_AUDIO), ([STARTED, LOUD], Failure.BROKEN_BODY),
-    ([], Failure.BROKEN_BODY),
+@pytest.mark.parametrize(("messages", "code", "failure"), [
+    ([error("rate_limit_exceeded")], 1000, Failure.REFUSED), ([error("engine_error")], 1000, Failure.HTTP),
+    ([STARTED, LOUD, error("engine_error")], 1000, Failure.BROKEN_BODY),
+    ([STARTED, {"type": "done"}], 1000, Failure.NOT_AUDIO), ([STARTED, LOUD], 1000, Failure.BROKEN_BODY),
+    ([], 1000, Failure.BROKEN_BODY), ([], 1013, Failure.REFUSED),  # try again later
 ])  # fmt: skip
-async def test_every_end_has_its_name(messages: list[object], failure: Failure, tmp_path: Path) -> None:
+async def test_every_end_has_its_name(messages: list[object], code: int, failure: Failure, tmp_path: Path) -> None:
     async def talk(socket: web.WebSocketResponse, _: web.Request) -> None:
         await socket.receive_str()
         await send(socket, *messages)
-        await socket.close()
+        await socket.close(code=code)
 
-    assert (await one(talking(talk), tmp_path)).failure is failure
+    trace = await one(talking(talk), tmp_path)
+    assert trace.failure is failure
+    assert (trace.status == 429) is (failure is Failure.REFUSED)
 
 
 SOUND = base64.b64encode(LOUD).decode()
@@ -168,15 +170,6 @@ async def test_a_defect_is_ours(defect: type[Exception], tmp_path: Path, monkeyp
     monkeypatch.setattr(Recording, "receive", Mock(side_effect=defect("ours")))
     with pytest.RaisesGroup(pytest.RaisesExc(defect, match="^ours$")):
         await one(saying(LOUD), tmp_path)
-
-
-async def test_a_socket_closed_with_try_again_later_is_a_refusal(tmp_path: Path) -> None:
-    async def talk(socket: web.WebSocketResponse, _: web.Request) -> None:
-        await socket.receive_str()
-        await socket.close(code=1013)
-
-    trace = await one(talking(talk), tmp_path)
-    assert (trace.failure, trace.status) == (Failure.REFUSED, 429)
 
 
 async def test_a_handshake_answered_with_429_is_a_refusal_with_its_advice(tmp_path: Path) -> None:

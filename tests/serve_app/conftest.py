@@ -12,7 +12,7 @@ from fastapi.dependencies.models import Dependant
 
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import FakeSynthesizer, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,7 +44,7 @@ def api(synthesizer: FakeSynthesizer) -> FastAPI:
 
 @pytest.fixture
 async def client(api: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
+    async with client_of(api) as client:
         yield client
 
 

@@ -38,8 +38,9 @@ def one_api(
     return create_api({"": (synthesizer, settings.admission)}, settings, opened=states, **more)
 
 
-def client_of(api: ASGIApp) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray")
+def client_of(api: ASGIApp, headers: Mapping[str, str] | None = None, *, raises: bool = True) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(api, raise_app_exceptions=raises)
+    return httpx.AsyncClient(transport=transport, base_url="http://talkray", headers=headers, timeout=30)
 
 
 def client_for(synthesizer: Synthesizer, settings: ApiSettings | None = None) -> httpx.AsyncClient:

@@ -122,9 +122,7 @@ OWN: dict[str, Callable[[int], object]] = {
 
 
 @pytest.mark.parametrize("ask", OWN.values(), ids=OWN)
-def test_no_proxy_sees_what_stays_on_this_machine(
-    ask: Callable[[int], object], own: Listening, proxy: Listening
-) -> None:
+def test_no_proxy_sees_what_stays_on_this_host(ask: Callable[[int], object], own: Listening, proxy: Listening) -> None:
     assert ask(own.port)
     assert own.asked
     assert not proxy.asked
@@ -182,9 +180,7 @@ def test_what_leaves_this_machine_uses_the_proxy(call: str, target: str, own: Li
         ({"http_proxy": "http://p", "no_proxy": "*"}, None),
     ],
 )
-def test_loopback_joins_the_hosts_that_need_no_proxy(
-    environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loopback_is_direct(environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", environment)
     assert ray_settings._loopback_unproxied().get("no_proxy") == expected
 

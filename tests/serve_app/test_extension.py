@@ -110,9 +110,7 @@ async def test_without_an_extension_its_places_are_404_and_all_others_answer(nam
         (("house:",), "'house:' is unknown"),
     ],
 )
-def test_a_wrong_list_fails_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, selected: tuple[str, ...], says: str
-) -> None:
+def test_wrong_lists_fail_with_a_remedy(monkeypatch: pytest.MonkeyPatch, selected: tuple[str, ...], says: str) -> None:
     package(monkeypatch)
     with pytest.raises(StartError) as caught:
         load_extensions(selected)
@@ -154,9 +152,7 @@ def test_the_document_names_each_and_what_it_requires() -> None:
         ("GET /ours", {"name": "access"}, "access is also the name of a setting"),
     ],
 )
-def test_one_that_does_not_fit_fails(
-    monkeypatch: pytest.MonkeyPatch, operation: str, more: dict[str, object], says: str
-) -> None:
+def test_a_misfit_fails(monkeypatch: pytest.MonkeyPatch, operation: str, more: dict[str, object], says: str) -> None:
     package(monkeypatch, operation, **more)
     with pytest.raises(StartError) as caught:
         dialects_of(load_extensions(("default", "house:EXTENSION")))
@@ -222,9 +218,7 @@ def fail(*_: object) -> None:
 
 
 @pytest.mark.parametrize("selected", [("default", "house:EXTENSION"), ("house:EXTENSION", "default")])
-async def test_a_step_changes_the_utterance_behind_all_built_in_steps(
-    monkeypatch: pytest.MonkeyPatch, selected: tuple[str, ...]
-) -> None:
+async def test_a_step_comes_behind_built_in_ones(monkeypatch: pytest.MonkeyPatch, selected: tuple[str, ...]) -> None:
     def shout(draft: Draft) -> Draft:
         assert draft.utterance.joins, "the step of continuity came before"
         text = draft.utterance.synthesis.text.upper()
@@ -282,9 +276,7 @@ async def test_an_observer_that_fails_is_logged_once_and_the_speech_goes_on(
     assert logged.endswith("no longer observes it")
 
 
-async def test_a_record_that_it_does_not_take_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_record_not_taken_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     assert (await spoken(monkeypatch, receive=fail)).content == PCM
     assert [each for each in caplog.messages if each.endswith("the extension house failed to process its record")]
 

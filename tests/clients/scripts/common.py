@@ -48,16 +48,27 @@ class Report:
         print(f"interruption {len(self._interrupted)} after {len(pcm) / 2 / rate:.1f} s", flush=True)
 
     def _written(self, name: str, pcm: bytes, rate: int) -> str:
-        with wave.open(str(self._order.folder / name), "wb") as out:
-            out.setnchannels(1)
-            out.setsampwidth(2)
-            out.setframerate(rate)
-            out.writeframes(pcm)
+        write_wav(self._order.folder / name, pcm, rate)
         return name
 
     def write(self) -> None:
         self._fields |= {"turns": self._turns, "interruptions": self._interrupted}
         (self._order.folder / "report.json").write_text(json.dumps(self._fields))
+
+
+def write_wav(file: Path, pcm: bytes, rate: int) -> None:
+    with wave.open(str(file), "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(rate)
+        out.writeframes(pcm)
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+    print(what, flush=True)
 
 
 async def converse(

@@ -7,10 +7,10 @@ import asyncio
 import json
 import sys
 import time
-import wave
 from pathlib import Path
 
 import aiohttp
+from common import until, write_wav
 from livekit import rtc
 from livekit.agents.voice.io import AudioInput, AudioOutput, AudioOutputCapabilities
 from livekit.agents.voice.transcription import TranscriptSynchronizer
@@ -80,21 +80,6 @@ class Loudspeaker(AudioOutput):
         self.on_playback_finished(playback_position=played_s, interrupted=interrupted)
 
 
-async def until(condition: object, what: str) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.02)
-    print(what, flush=True)
-
-
-def write(name: str, pcm: bytes) -> None:
-    with wave.open(str(FOLDER / name), "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(24000)
-        out.writeframes(pcm)
-
-
 async def main() -> None:
     sys.path.insert(0, ORDER["examples"])
     import livekit_agent
@@ -117,7 +102,7 @@ async def main() -> None:
         await until(lambda: len(loudspeaker.answers) > 1, "the answer is heard")
         await session.aclose()
     for number, (pcm, _) in enumerate(loudspeaker.answers):
-        write(f"answer-{number}.wav", pcm)
+        write_wav(FOLDER / f"answer-{number}.wav", pcm, 24000)
     cut = [was_cut for _, was_cut in loudspeaker.answers]
     (FOLDER / "report.json").write_text(json.dumps({"cut": cut, "silence_s": silence_s}))
 

@@ -7,10 +7,10 @@ import asyncio
 import json
 import sys
 import time
-import wave
 from pathlib import Path
 
 import websockets
+from common import until, write_wav
 from pipecat.frames.frames import InputAudioRawFrame, InterruptionFrame, OutputAudioRawFrame
 from pipecat.serializers.protobuf import ProtobufFrameSerializer
 
@@ -53,13 +53,6 @@ class Caller:
                 self.heard.append(bytearray())
 
 
-async def until(condition: object, what: str) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.02)
-    print(what, flush=True)
-
-
 async def main() -> None:
     async with asyncio.timeout(60):
         while True:
@@ -84,11 +77,7 @@ async def main() -> None:
         task.cancel()
     await socket.close()
     for number, pcm in enumerate(caller.heard[story:]):
-        with wave.open(str(FOLDER / f"answer-{number}.wav"), "wb") as out:
-            out.setnchannels(1)
-            out.setsampwidth(2)
-            out.setframerate(24000)
-            out.writeframes(pcm)
+        write_wav(FOLDER / f"answer-{number}.wav", pcm, 24000)
     (FOLDER / "report.json").write_text(json.dumps({"cut": [True, False], "silence_s": silence_s}))
 
 

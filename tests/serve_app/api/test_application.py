@@ -260,9 +260,7 @@ async def test_a_checkpoint_that_cannot_follow_instructions_speaks_without() -> 
 
 
 @pytest.mark.parametrize("error", [EngineError("secret"), ZeroDivisionError("secret")])
-async def test_a_failure_is_logged_with_its_request_and_answered_without_details(
-    error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failures_are_logged_and_told_without_details(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     response = await post(FakeSynthesizer(script=[error]), BODY, **{"x-request-id": "my-id"})
     assert response.status_code == 500
     assert "secret" not in response.text
@@ -336,9 +334,7 @@ async def test_missing_routes_and_methods_answer_in_the_envelope(client: httpx.A
     assert response.headers["allow"] == "POST"
 
 
-async def test_a_request_keeps_a_sane_id_and_gets_one_otherwise(
-    client: httpx.AsyncClient, synthesizer: FakeSynthesizer
-) -> None:
+async def test_a_request_keeps_a_sane_id_or_gets_one(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
     for offered in ("abc-123", "x" * 129, "two words", ""):
         response = await client.post(SPEECH, json=BODY, headers={"x-request-id": offered})
         assert response.headers.get_list("x-request-id") == [synthesizer.requests[-1].request_id]

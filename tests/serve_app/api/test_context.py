@@ -33,14 +33,11 @@ async def ignore(message: Message) -> None:
     pass
 
 
-async def test_a_sane_id_stays() -> None:
-    assert await id_after(b"mine:1.2-3") == "mine:1.2-3"
-
-
 @pytest.mark.parametrize(
     "offered", [(), (b"",), (b"x" * 129,), (b"a b",), (b"<b>",), (b"\xff",), (b"a", b"b"), (b"a\n",)]
 )
-async def test_any_other_is_replaced(offered: tuple[bytes, ...]) -> None:
+async def test_only_a_sane_id_stays(offered: tuple[bytes, ...]) -> None:
+    assert await id_after(b"mine:1.2-3") == "mine:1.2-3"
     chosen = await id_after(*offered)
     assert SANE_ID.fullmatch(chosen)
     assert chosen.encode() not in offered

@@ -111,9 +111,7 @@ async def test_mistrals_form_is_json(client: httpx.AsyncClient, synthesizer: Fak
     assert events[-1] == {"type": "speech.audio.done", "finish_reason": "stop", "usage": usage}
 
 
-async def test_a_voice_of_mistral_is_spoken_by_the_default_one(
-    client: httpx.AsyncClient, synthesizer: FakeSynthesizer
-) -> None:
+async def test_a_voice_of_mistral_is_the_default_one(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
     answer = await client.post(SPEECH, json={"input": "Hello.", "voice_id": "c69964a6-ab8b"})
     assert decode(base64.b64decode(answer.json()["audio_data"]))[0].size > 0
     refused = await client.post(SPEECH, json={"input": 5, "voice_id": "x"})

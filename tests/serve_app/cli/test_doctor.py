@@ -63,9 +63,7 @@ def test_a_line_says_whether_and_what() -> None:
     ("deployments/values.yaml", None),  # a folder without __init__.py hides nothing
     ("loadtests/__init__.py", None),
 ])  # fmt: skip
-def test_a_name_that_two_projects_use(
-    file: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_of_two_projects(file: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, content in ((file, "loadtest\n"), (str(Path(file).with_name("METADATA")), "Name: theirs\n")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)

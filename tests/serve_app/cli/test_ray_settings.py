@@ -89,9 +89,7 @@ def test_ray_asks_for_a_token_of_this_start(environment: dict[str, str]) -> None
     ({"RAY_AUTH_TOKEN_PATH": "/run/token"}, False),
     ({"RAY_AUTH_MODE": "disabled"}, False),
 ])  # fmt: skip
-def test_a_start_has_its_own_token_unless_one_is_given(
-    environment: dict[str, str], tmp_path: Path, own: dict[str, str], is_new: bool
-) -> None:
+def test_each_start_has_a_token(environment: dict[str, str], tmp_path: Path, own: dict[str, str], is_new: bool) -> None:
     environment |= {"HOME": str(tmp_path)} | own
     if environment.pop("written", ""):
         write_token(tmp_path)

@@ -1,20 +1,19 @@
-import asyncio
 import io
+import json
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-from aiohttp import web
 from typer.testing import CliRunner
 
 from deployments.errors import InvalidRequest
@@ -22,6 +21,7 @@ from serve_app.cli import say
 from serve_app.cli.main import cli
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.say import RefusedError, SayRequest, announced, find_server, play_speech, show_text, write_speech
+from tests.loadtest.servers import QuietHandler, running
 
 
 def wav_of(seconds: float) -> bytes:
@@ -40,32 +40,24 @@ class Server:
         self.headers: dict[str, str] = {}
         self.url = ""
 
-    async def list_voices(self, _: web.Request) -> web.Response:
-        return web.json_response({"voices": self.voices})
-
-    async def speech(self, request: web.Request) -> web.Response:
-        self.asked.append(await request.json())
-        return web.Response(status=self.status, body=self.content, headers=self.headers)
-
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server, loop, port = Server(), asyncio.new_event_loop(), free_port()
-    application = web.Application()
-    application.router.add_get("/v1/audio/voices", server.list_voices)
-    for path in ("speech", "text"):
-        application.router.add_post(f"/v1/audio/{path}", server.speech)
-    runner = web.AppRunner(application)
-    loop.run_until_complete(runner.setup())
-    loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", port).start())
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    server.url = f"http://127.0.0.1:{port}/"
-    yield server
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    server = Server()
+
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content, is_here = json.dumps({"voices": server.voices}), self.path == "/v1/audio/voices"
+            self.answer(200 if is_here else 404, content.encode(), content_type="application/json")
+
+        def do_POST(self) -> None:
+            server.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            is_here = self.path in ("/v1/audio/speech", "/v1/audio/text")
+            self.answer(server.status if is_here else 404, server.content, **server.headers)
+
+    with running(Handler) as url:
+        server.url = f"{url}/"
+        yield server
 
 
 def test_the_file_gets_the_audio(server: Server, tmp_path: Path) -> None:
@@ -113,9 +105,7 @@ def test_no_server_says_how_to_start_one(tmp_path: Path) -> None:
         ("", "x.wav", b"<html>", "is not wav"),
     ],
 )
-def test_what_goes_wrong_is_told(
-    server: Server, tmp_path: Path, path: str, file: str, content: bytes, said: str
-) -> None:
+def test_failures_are_told(server: Server, tmp_path: Path, path: str, file: str, content: bytes, said: str) -> None:
     server.content = content
     with pytest.raises(RefusedError, match=said):
         write_speech(f"{server.url}{path}", SayRequest("hi"), tmp_path / file)
@@ -232,15 +222,6 @@ def test_a_server_that_was_killed_is_not_found_and_cleared(cache: Path) -> None:
     with announced("http://y"):
         assert find_server() == "http://y"
         assert len([*(cache / "servers").iterdir()]) == 1
-
-
-def test_of_two_servers_the_last_is_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with announced("http://first"):
-        os.utime(cache / "servers" / str(os.getpid()), (1, 1))
-        monkeypatch.setattr(say.os, "getpid", lambda: 4_000_000)
-        with announced("http://second"):
-            assert find_server() == "http://second"
-        assert find_server() == "http://first"
 
 
 def test_without_a_key_a_server_that_asks_for_none_is_found_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,9 @@ class Socket(Client):
     async def utterance(self) -> tuple[list[bytes], Json]:
         """From `started` to the message that ends it: the audio frames, and that message."""
         assert (await self.event())["type"] == "started"
+        return await self.frames()
+
+    async def frames(self) -> tuple[list[bytes], Json]:
         frames: list[bytes] = []
         while isinstance(message := await self.next(), bytes):
             frames.append(message)

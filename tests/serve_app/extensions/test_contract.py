@@ -391,9 +391,7 @@ async def test_a_body_is_spoken_and_an_unknown_field_is_named(client: httpx.Asyn
 
 
 @post_rows
-async def test_no_body_has_marks_read_aloud(
-    client: httpx.AsyncClient, synthesizer: FakeSynthesizer, row: PostRow
-) -> None:
+async def test_no_body_has_marks_spoken(client: httpx.AsyncClient, synthesizer: FakeSynthesizer, row: PostRow) -> None:
     answer = await client.post(row.path, json=row.body(MARKED))
     assert answer.status_code == 200, answer.text
     assert set(synthesizer.texts) == {"Hello there!"}
@@ -455,9 +453,7 @@ async def test_without_room_it_is_a_429_and_without_a_model_a_503(row: PostRow) 
         ("/v1/pronunciation-dictionaries/add-from-rules", {"name": "names", "rules": []}),
     ],
 )
-async def test_without_room_what_speaks_nothing_is_answered(
-    path: str, body: Json, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_room_what_is_silent_is_answered(path: str, body: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(models: SpeechModels, client: str) -> None:
         raise Overloaded("full", 1.5)
 

@@ -15,6 +15,7 @@ from tests.serve_app.extensions.client import Client, Json, every_api
 from tests.serve_app.extensions.test_contract import post_rows, socket_rows
 from tests.serve_app.extensions.voices.speakers import Server, store, wav
 from tests.serve_app.fake import BASE, FakeSynthesizer
+from tests.serve_app.one_model import client_of
 from tools.suites.row import PostRow, SocketRow
 from tools.suites.rows import DIALECTS, OWNED, POSTS
 
@@ -35,11 +36,8 @@ def clients(tmp_path: Path) -> Mapping[str, httpx.AsyncClient]:
     keys = {name: create_key(tmp_path / "keys.json", name, admin=name == "root") for name in ("ada", "eve", "root")}
     headers = {"": {}} | {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
     access = AccessSettings(keys_file=tmp_path / "keys.json")
-    transport = httpx.ASGITransport(every_api(tmp_path / "store", FakeSynthesizer(BASE), access))
-    return {
-        name: httpx.AsyncClient(transport=transport, base_url="http://talkray", headers=own)
-        for name, own in headers.items()
-    }
+    api = every_api(tmp_path / "store", FakeSynthesizer(BASE), access)
+    return {name: client_of(api, own) for name, own in headers.items()}
 
 
 async def made(client: httpx.AsyncClient, kind: str) -> Json:

@@ -138,9 +138,7 @@ FORMATS = [(row, *each) for row in POSTS.values() for each in row.formats]
 
 
 @pytest.mark.parametrize(("row", "query", "fields", "name"), FORMATS)
-async def test_a_format_in_capitals_or_between_blanks(
-    client: httpx.AsyncClient, row: PostRow, query: str, fields: Json, name: str
-) -> None:
+async def test_format_spellings(client: httpx.AsyncClient, row: PostRow, query: str, fields: Json, name: str) -> None:
     kinds = set()
     for spelled in (name, name.upper(), f" {name.title()}\t"):
         path = row.with_query(query.replace("?", spelled.replace("\t", " ")))
@@ -166,9 +164,7 @@ QUOTED = [
 
 
 @pytest.mark.parametrize(("path", "body", "speed"), [row for row in QUOTED if is_here(row[0])])
-async def test_a_number_or_a_boolean_as_text(
-    client: httpx.AsyncClient, path: str, body: Json, speed: float | None
-) -> None:
+async def test_number_or_boolean_as_text(client: httpx.AsyncClient, path: str, body: Json, speed: float | None) -> None:
     answer = await client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     assert speed is None or len(answer.content) == pytest.approx(len(pcm_of(utterance())) / speed, rel=0.15)
@@ -242,9 +238,7 @@ async def test_other_halves_do_no_harm(field: str) -> None:
 
 
 @pytest.mark.parametrize(("row", "fields", "named"), [(row, *each) for row in POSTS.values() for each in row.wrong])
-async def test_an_error_names_the_field_of_the_client(
-    client: httpx.AsyncClient, row: PostRow, fields: Json, named: str
-) -> None:
+async def test_errors_name_the_clients_field(client: httpx.AsyncClient, row: PostRow, fields: Json, named: str) -> None:
     answer = await client.post(row.path, json=row.body(**fields))
     told = answer.json()
     error = told.get("error") or told.get("detail") or told

@@ -45,9 +45,7 @@ def test_refused_spot_is_asked_for_on_demand(monkeypatch: pytest.MonkeyPatch) ->
         (ON_DEMAND, "InsufficientInstanceCapacity", 1),
     ],
 )
-def test_what_else_fails_fails(
-    monkeypatch: pytest.MonkeyPatch, node_config: dict[str, Any], category: str, times: int
-) -> None:
+def test_others_fail(monkeypatch: pytest.MonkeyPatch, node_config: dict[str, Any], category: str, times: int) -> None:
     asked = refuse(monkeypatch, category, all_of_it=True)
     with pytest.raises(NodeLaunchException) as caught:
         launch(node_config)

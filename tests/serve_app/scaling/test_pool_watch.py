@@ -190,9 +190,7 @@ def test_one_replica_asks_for_all(cluster: Cluster, look: Callable[..., PoolWatc
     assert watch.notes() == [b"note 0", b"note 1"]
 
 
-def test_the_others_ask_while_it_is_away_and_count_the_dead_anew(
-    cluster: Cluster, look: Callable[..., PoolWatch]
-) -> None:
+def test_the_others_ask_while_it_is_away_and_recount_the_dead(cluster: Cluster, look: Callable[..., PoolWatch]) -> None:
     for _ in range(2):
         look(0, 1)
     for _ in range(7):
@@ -204,9 +202,7 @@ def test_the_others_ask_while_it_is_away_and_count_the_dead_anew(
     assert (cluster.asked[1], cluster.counted[1]) == (7, 3)
 
 
-def test_an_error_that_nobody_expected_does_not_end_the_watch(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_does_not_end_the_watch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was seen last would stand for good: a talker that was dead then, for one."""
     seen = threading.Event()
 

@@ -18,7 +18,7 @@ from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
-from tests.serve_app.one_model import refusal
+from tests.serve_app.one_model import client_of, refusal
 
 pytestmark = pytest.mark.anyio
 
@@ -46,8 +46,7 @@ class Several:
         served = {name: (each, settings) for name, each in self.speakers.items()}
         self.voices = open_voices(VoiceSettings())
         api = create_api(served, ApiSettings(), node=node, opened={"voices": self.voices})
-        transport = httpx.ASGITransport(api, raise_app_exceptions=False)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://server")
+        self.http = client_of(api, raises=False)
 
     async def speak(self, **fields: object) -> httpx.Response:
         return await self.http.post(SPEECH, json={**BODY, **fields})
@@ -123,9 +122,7 @@ async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why(server
     assert design.items() >= told.items()
 
 
-async def test_a_default_model_whose_start_failed_leaves_the_others_open(
-    server: Several, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_default_model_leaves_the_others_open(server: Several, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[str] = []
     monkeypatch.setattr(metrics.REFUSALS, "record", lambda _, *, reason, model: refused.append(f"{model}: {reason}"))
     server.states["custom"] = ModelState(ModelStatus.FAILED, "too little GPU memory", ready_in_s=20.0)
@@ -153,9 +150,7 @@ async def test_a_model_that_cannot_be_described_yet_is_listed_by_its_name(server
     assert (await server.speak(voice="vivian")).status_code == 200
 
 
-async def test_a_model_that_fails_is_no_model_that_is_left_out(
-    server: Several, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_that_fails_is_not_left_out(server: Several, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail() -> None:
         raise TalkerLost("it has died")
 

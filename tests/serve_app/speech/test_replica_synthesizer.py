@@ -209,9 +209,7 @@ async def test_two_at_once_and_one_that_leaves() -> None:
 @pytest.mark.parametrize(
     ("x_vector_only", "codec_asked", "talker_sent"), [(False, 1, ["prompt"]), (True, 0, ["samples", "prompt"])]
 )
-async def test_a_talker_on_a_cpu_is_asked_where_nothing_is_to_be_read(
-    x_vector_only: bool, codec_asked: int, talker_sent: list[str]
-) -> None:
+async def test_a_talker_on_a_cpu_may_be_asked(x_vector_only: bool, codec_asked: int, talker_sent: list[str]) -> None:
     codec, talker = Codec(1), CloningTalker()
     synthesizer, request = beside(talker, codec), clone(7 + x_vector_only, x_vector_only=x_vector_only)
     for _ in range(2):

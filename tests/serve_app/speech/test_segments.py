@@ -1,7 +1,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.speech.look_ahead import stop_reading
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, segment_seed
-from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
+from serve_app.speech.utterance_synthesizer import Synthesizer, UtteranceSynthesizer
 from serve_app.text.spoken import TextSpan
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import posted, refusal
@@ -64,24 +64,26 @@ class Recorder:
             await self.begun.wait_for(lambda: entry in self.log)
 
 
-async def spoken(synthesizer: Recorder) -> list[PcmChunk]:
+async def spoken(synthesizer: Synthesizer) -> list[PcmChunk]:
     return [chunk async for chunk in UtteranceSynthesizer(synthesizer).speak(REQUEST, INFO, Listener())]
 
 
-async def test_segments_follow_each_other_and_only_the_last_finishes() -> None:
-    chunks = await spoken(Recorder([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), chunk(b"44"), STOP]))
-    assert pcm_of(chunks) == b"11223344"
-    assert [item.finish_reason for item in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
-    assert chunks[-1].num_text_tokens == 3 * NUM_TEXT_TOKENS
+@pytest.mark.parametrize(
+    ("second", "rest", "reason"),
+    [
+        ([chunk(b"22"), STOP], [chunk(b"33"), chunk(b"44"), STOP], FinishReason.STOP),
+        ([chunk(b"22", finish_reason=FinishReason.RUNAWAY)], [chunk(b"33"), STOP], FinishReason.RUNAWAY),
+        ([], [chunk(b"33"), STOP], FinishReason.STOP),
+        ([STOP], [chunk(b"33"), STOP], FinishReason.STOP),
+    ],
+)
+async def test_segments_follow_each_other(second: list[Step], rest: list[Step], reason: FinishReason) -> None:
+    chunks = await spoken(Recorder([chunk(b"11"), STOP], second, rest))
+    assert pcm_of(chunks) == b"11" + pcm_of(second) + pcm_of(rest)  # type: ignore[arg-type]
+    assert [item.finish_reason for item in chunks] == [None] * (len(chunks) - 1) + [reason]
+    assert chunks[-1].num_text_tokens == (3 if second else 2) * NUM_TEXT_TOKENS
     counts = [item.num_text_tokens for item in chunks]
     assert counts == sorted(counts)
-
-
-async def test_a_segment_that_was_cut_short_is_told_at_the_end() -> None:
-    runaway = chunk(b"22", finish_reason=FinishReason.RUNAWAY)
-    chunks = await spoken(Recorder([chunk(b"11"), STOP], [runaway], [chunk(b"33"), STOP]))
-    assert [item.finish_reason for item in chunks if item.finish_reason] == [FinishReason.RUNAWAY]
-    assert chunks[-1].finish_reason is FinishReason.RUNAWAY
 
 
 async def spoken_twice(*segments: list[Step], may_redraw: bool = True) -> tuple[list[PcmChunk], list[SynthesisRequest]]:
@@ -107,14 +109,6 @@ def sound(value: int) -> PcmChunk:
 EARLY = chunk(b"", frames=0, finish_reason=FinishReason.EARLY)
 
 
-async def test_a_later_segment_that_ends_badly_is_made_again_before_it_is_sent() -> None:
-    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [sound(3), STOP])
-    assert pcm_of(chunks) == pcm_of([sound(1), sound(3)])
-    assert chunks[-1].finish_reason is FinishReason.STOP
-    assert [request.request_id for request in asked] == ["id", "id.2", "id.2"]
-    assert len({request.seed for request in asked}) == 3
-
-
 QUICK = chunk(bytes(INFO.sample_rate))  # half a second: no time to hear the next segment out
 
 
@@ -135,9 +129,14 @@ async def test_the_end_says_how_a_later_segment_ended(
 
 
 async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> None:
-    more = asyncio.Event()
-    recorder = Recorder([chunk(b"11"), more, STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
+    sounds, more = asyncio.Event(), asyncio.Event()
+    recorder = Recorder([chunk(b""), sounds, chunk(b"11"), more, STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
     async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
+        assert (await anext(chunks)).pcm == b""
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert recorder.log == ["begin 1"], "nothing is asked ahead of the first sound"
+        sounds.set()
         assert (await anext(chunks)).pcm == b"11"
         await recorder.until("begin 2")
         assert recorder.log == ["begin 1", "begin 2"]
@@ -147,28 +146,17 @@ async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> 
     assert [entry for entry in recorder.log if entry.startswith("begin")] == ["begin 1", "begin 2", "begin 3"]
 
 
-async def test_nothing_is_asked_ahead_of_the_first_sound() -> None:
-    sound = asyncio.Event()
-    recorder = Recorder([chunk(b""), sound, chunk(b"11"), STOP], [STOP], [STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
-        assert (await anext(chunks)).pcm == b""
-        assert recorder.log == ["begin 1"]
-        sound.set()
-        assert (await anext(chunks)).pcm == b"11"
-        await recorder.until("begin 2")
-
-
-async def test_silent_segments_are_passed_over() -> None:
-    chunks = await spoken(Recorder([STOP], [], [chunk(b"33"), STOP]))
-    assert pcm_of(chunks) == b"33"
-    assert chunks[-1].finish_reason is FinishReason.STOP
-
-
-async def test_leaving_closes_every_segment_that_has_begun() -> None:
-    recorder = Recorder([chunk(b"11"), asyncio.Event()], [chunk(b"22"), asyncio.Event()], [STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
-        await anext(chunks)
-        await recorder.until("begin 2")
+@pytest.mark.parametrize("fails", [False, True])
+async def test_leaving_or_an_error_closes_every_segment_that_has_begun(fails: bool) -> None:
+    fail = asyncio.Event()
+    recorder = Recorder([chunk(b"11"), fail, Overloaded("full")], [chunk(b"22"), asyncio.Event()], [STOP])
+    with pytest.raises(Overloaded) if fails else nullcontext():
+        async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
+            await anext(chunks)
+            await recorder.until("begin 2")
+            if fails:
+                fail.set()
+                await anext(chunks)
     assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
 
 
@@ -181,25 +169,10 @@ async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
     assert "begin 3" not in recorder.log
 
 
-class FullAtFirst(Recorder):
-    """Refuses a segment some times before it speaks it."""
-
-    def __init__(self, *scripts: list[Step], segment: str, refusals: int) -> None:
-        super().__init__(*scripts)
-        self._segment, self._refusals = segment, refusals
-
-    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        if request.request_id.endswith(self._segment) and self._refusals:
-            self._refusals -= 1
-            raise Overloaded("full")
-        async with aclosing(super().synthesize(request)) as chunks:
-            async for item in chunks:
-                yield item
-
-
 async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_app.speech.utterance_synthesizer._RETRY_AFTER_S", 0.0)
-    full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP], segment=".2", refusals=3)
+    refused = [[Overloaded("full")]] * 3
+    full = FakeSynthesizer(INFO, scripts=[[chunk(b"11"), STOP], *refused, [chunk(b"22"), STOP], [chunk(b"33"), STOP]])
     chunks = [item async for item in UtteranceSynthesizer(full).speak(REQUEST, INFO, Listener())]
     assert pcm_of(chunks) == b"112233"
     assert chunks[-1].finish_reason is FinishReason.STOP
@@ -207,7 +180,7 @@ async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: p
 
 async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_app.speech.utterance_synthesizer._GIVE_UP_AFTER_S", 0.0)
-    full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
+    full = FakeSynthesizer(INFO, scripts=[[chunk(b"11"), STOP], [Overloaded("full")], [chunk(b"22"), STOP], [STOP]])
     async with aclosing(UtteranceSynthesizer(full).speak(REQUEST, INFO, Listener())) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(Overloaded):
@@ -215,20 +188,10 @@ async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_first_segment_that_is_refused_is_not_asked_for_again() -> None:
-    full = FullAtFirst([chunk(b"11"), STOP], segment="id", refusals=1)
+    full = FakeSynthesizer(INFO, scripts=[[Overloaded("full")], [chunk(b"11"), STOP]])
     with pytest.raises(Overloaded):
         await spoken(full)
-
-
-async def test_an_error_closes_the_segment_ahead() -> None:
-    second = asyncio.Event()
-    recorder = Recorder([chunk(b"11"), second, Overloaded("full")], [asyncio.Event()], [STOP])
-    speaking = asyncio.create_task(spoken(recorder))
-    await recorder.until("begin 2")
-    second.set()
-    with pytest.raises(Overloaded):
-        await speaking
-    assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
+    assert len(full.requests) == 1
 
 
 def requests(request: Utterance, max_chars: int) -> list[SynthesisRequest | None]:

@@ -304,14 +304,6 @@ async def test_what_ends_badly_in_its_first_chunk_is_made_again_once(
     assert (len(synthesizer.requests), synthesizer.requests[0].seed) == (num_asked, 5)
 
 
-async def test_what_was_heard_is_not_made_again() -> None:
-    runaway = [*utterance(2)[:2], chunk(b"", frames=9, finish_reason=FinishReason.SILENCE)]
-    synthesizer = FakeSynthesizer(script=runaway)
-    chunks = await spoken(synthesizer, replace(REQUEST, may_redraw=True))
-    assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(runaway), FinishReason.SILENCE)
-    assert len(synthesizer.requests) == 1
-
-
 @pytest.mark.parametrize(("sound", "pause_s"), [(b"", 0.0), (b"11", 0.1)])
 async def test_a_long_text_whose_first_segment_ends_badly_begins_again(sound: bytes, pause_s: float) -> None:
     """One of two segments, or of two spans behind pauses."""

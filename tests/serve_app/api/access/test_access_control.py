@@ -342,9 +342,7 @@ async def test_a_socket_too_many_is_closed_with_1013_and_the_reason(file: Path, 
 
 
 @pytest.mark.parametrize("full", ["address", "key"])
-async def test_an_utterance_too_many_closes_the_socket_with_1013_and_the_reason(
-    file: Path, full: str, refusals: list[str]
-) -> None:
+async def test_an_utterance_too_many_closes_the_socket_with_1013(file: Path, full: str, refusals: list[str]) -> None:
     """Opening the socket is no utterance."""
     key = create_key(file, "ada", requests_per_minute=1 if full == "key" else None)
     api = limited(file, **({"client_requests_per_minute": 1} if full == "address" else {}))

@@ -49,12 +49,6 @@ def test_streams_at_once_of_a_meter() -> None:
         pass
 
 
-def test_without_limits_everything_goes() -> None:
-    meter = callers.Meter("key", "This API key")
-    for _ in range(1000):
-        meter.count_request()
-
-
 def test_limits_change_and_what_was_counted_stays() -> None:
     meters = callers.Meters("key", "This API key")
     with meters.of("ada", None, max_streams=1).stream():

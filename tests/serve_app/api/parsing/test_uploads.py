@@ -91,9 +91,7 @@ async def test_bodies_that_stall_keep_no_other_out(senders: Callable[[str], Send
     assert not late.task.done()
 
 
-async def test_a_body_that_has_come_is_not_ended_while_it_is_decoded(
-    senders: Callable[[str], Sender], clock: Clock
-) -> None:
+async def test_a_whole_body_is_not_ended_while_it_is_decoded(senders: Callable[[str], Sender], clock: Clock) -> None:
     holders = [senders(f"caller {number}") for number in range(uploads.MAX_UPLOADS)]
     await asyncio.gather(*(holder.taken.wait() for holder in holders))
     for holder in holders:

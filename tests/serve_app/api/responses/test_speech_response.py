@@ -38,15 +38,12 @@ def test_the_accept_header_speaks_where_the_body_is_silent(accept: str, expected
     assert content_type(accept) == expected
 
 
-def test_the_body_wins() -> None:
+def test_the_body_wins_but_its_format_leaves_the_framing_to_the_header() -> None:
+    assert content_type("text/event-stream", response_format="wav") == "text/event-stream"
     assert content_type("audio/wav", response_format="opus") == "audio/ogg"
     assert content_type("audio/L16", response_format="pcm") == "audio/pcm;rate=24000;channels=1"
     assert content_type("text/event-stream", stream_format="audio", response_format="aac") == "audio/aac"
     assert content_type("audio/wav", stream_format="sse") == "text/event-stream"
-
-
-def test_a_format_in_the_body_leaves_the_framing_to_the_header() -> None:
-    assert content_type("text/event-stream", response_format="wav") == "text/event-stream"
 
 
 def test_an_event_stream_carries_the_format_that_the_header_asks_for() -> None:

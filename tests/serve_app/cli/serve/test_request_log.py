@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from threading import Event
 
-import httpx
 import pytest
 
 from deployments.errors import EngineError
@@ -26,6 +25,7 @@ pytestmark = pytest.mark.anyio
 SECRET = "Nobody may read this."
 BODY = {"input": SECRET, "voice": "ryan", "response_format": "pcm"}
 SECOND = 2 * CUSTOM_VOICE.sample_rate
+BROKEN = EngineError("boom")
 
 
 async def entries(
@@ -35,8 +35,7 @@ async def entries(
     kept: list[RequestRecord] = []
     synthesizer = FakeSynthesizer(script=utterance() if script is None else script)
     api = one_api(synthesizer, settings or ApiSettings(), keep=kept.append)
-    transport = httpx.ASGITransport(api, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+    async with client_of(api, raises=False) as client:
         for body in bodies:
             await client.post("/v1/audio/speech", json=body, headers=headers)
     found = [entry_of(record) for record in kept]
@@ -44,17 +43,22 @@ async def entries(
     return found
 
 
-async def test_what_was_spoken() -> None:
-    headers = {"x-request-id": "mine", "x-forwarded-for": "192.0.2.7"}
-    [entry] = await entries(BODY, script=[chunk(bytes(SECOND)), *utterance(0)], **headers)
-    assert entry.items() >= {"id": "mine", "client": "192.0.2.7", "voice": "ryan", "audio_s": 1.0}.items()
+@pytest.mark.parametrize(
+    ("speed", "end", "outcome"), [(1, utterance(0), "stop"), (2, utterance(0), "stop"), (1, [BROKEN], "engine_error")]
+)
+async def test_what_was_spoken_for_whom(tmp_path: Path, speed: float, end: list[Step], outcome: str) -> None:
+    key = create_key(tmp_path / "keys.json", "Ada's phone")
+    headers = {"x-request-id": "mine", "x-forwarded-for": "192.0.2.7", "authorization": f"Bearer {key}"}
+    settings, script = (
+        ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json")),
+        [chunk(bytes(SECOND)), *end],
+    )
+    [entry] = await entries(BODY | {"speed": speed}, script=script, settings=settings, **headers)
+    asked = {"id": "mine", "client": "192.0.2.7", "method": "POST", "path": "/v1/audio/speech", "key": "Ada's phone"}
+    assert entry.items() >= {**asked, "voice": "ryan", "outcome": outcome}.items()
     assert 0 <= entry["ttfa_ms"] < 10_000
-    assert entry["outcome"] == "stop"
-
-
-async def test_seconds_are_those_that_are_heard() -> None:
-    [entry] = await entries(BODY | {"speed": 2}, script=[chunk(bytes(SECOND)), *utterance(0)])
-    assert entry["audio_s"] == 0.5
+    assert entry["audio_s"] == 1 / speed
+    assert key not in json.dumps(entry)
 
 
 async def test_what_was_refused() -> None:
@@ -67,16 +71,8 @@ async def test_what_was_refused() -> None:
 async def test_who_was_not_let_in() -> None:
     [entry] = await entries(BODY, settings=ApiSettings(access=AccessSettings(allowed_hosts=("other",))))
     assert (entry["outcome"], entry["client"]) == ("forbidden", "127.0.0.1")
-
-
-async def test_what_the_door_counts() -> None:
     once = ApiSettings(admission=AdmissionSettings(client_requests_per_minute=1))
     assert [entry["outcome"] for entry in await entries(BODY, BODY, settings=once)] == ["stop", "rate_limit_exceeded"]
-
-
-async def test_what_broke() -> None:
-    [entry] = await entries(BODY, script=[chunk(bytes(SECOND)), EngineError("boom")])
-    assert (entry["outcome"], entry["ttfa_ms"] is None) == ("engine_error", False)
 
 
 async def test_a_probe_is_not_worth_a_line_and_a_wrong_path_is() -> None:
@@ -118,14 +114,6 @@ def test_a_line_is_for_people() -> None:
     assert line(spoken) == f"{asked}  nora  2.3 s of audio, the first after 120 ms  stop"
     refused = entry | {"key": "Ada's phone", "voice": None, "audio_s": 0.0, "ttfa_ms": None, "outcome": "forbidden"}
     assert line(refused) == f"{asked}  key Ada's phone  forbidden"
-
-
-async def test_who_asked_for_what(tmp_path: Path) -> None:
-    key = create_key(tmp_path / "keys.json", "Ada's phone")
-    settings = ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json"))
-    [entry] = await entries(BODY, settings=settings, authorization=f"Bearer {key}")
-    assert (entry["method"], entry["path"], entry["key"]) == ("POST", "/v1/audio/speech", "Ada's phone")
-    assert key not in json.dumps(entry)
 
 
 async def test_a_stream_whose_request_is_cancelled_has_a_line() -> None:
@@ -190,9 +178,7 @@ def test_a_line_is_shown_when_it_is_whole_also_in_a_new_file_with_the_inode_of_a
 
 
 @pytest.mark.parametrize("opened_first", range(5))
-def test_a_file_that_is_renamed_while_it_is_looked_at_is_read_in_its_order(
-    logs: Path, monkeypatch: pytest.MonkeyPatch, opened_first: int
-) -> None:
+def test_files_renamed_meanwhile_keep_order(logs: Path, monkeypatch: pytest.MonkeyPatch, opened_first: int) -> None:
     monkeypatch.setattr(record_keeper, "_FILE_BYTES", 1)  # a file for each line
     lines, opens, open_file = RequestLines(logs, "Ingress#a"), iter(range(100)), Path.open
     lines.receive(RequestRecord("first", 0, error="x"))

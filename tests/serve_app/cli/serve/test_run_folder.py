@@ -41,10 +41,6 @@ def test_only_its_user_may_enter(parent: Path) -> None:
         os.close(opened)
 
 
-def test_sockets_fit() -> None:
-    assert len("/tmp/talkray-12345678") <= run_folder._LONGEST
-
-
 def test_a_long_path_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = parent / "long-enough-to-be-too-long"
     long.mkdir()
@@ -52,11 +48,10 @@ def test_a_long_path_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(StartError, match="too long"), created(print):
         pass
     assert not list(long.iterdir())
+    assert len("/tmp/talkray-12345678") <= run_folder._LONGEST
 
 
-def test_a_folder_that_is_not_there_or_that_others_write_to_is_refused(
-    parent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_folder_or_one_that_others_write_to_is_refused(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent.chmod(0o777)
     with pytest.raises(StartError, match="sticky"), created(print):
         pass

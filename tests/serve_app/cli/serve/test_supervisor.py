@@ -137,9 +137,7 @@ def test_a_signal_ends_it_in_peace(monkeypatch: pytest.MonkeyPatch, number: sign
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_start_has_its_status(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, parent: Path
-) -> None:
+def test_signal_at_start_has_its_status(number: signal.Signals, monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
     driver(monkeypatch, "time.sleep(600)")
     sender = interrupt(number, 0.3)
     with pytest.raises(Stopped) as raised, running(AppConfig(), ADDRESS, print):

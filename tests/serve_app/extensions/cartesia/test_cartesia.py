@@ -157,9 +157,7 @@ async def test_voices_are_one_page_unless_a_part_is_asked_for(client: httpx.Asyn
 @pytest.mark.parametrize(
     ("encoding", "tag", "size"), [("pcm_mulaw", 7, 1), ("pcm_alaw", 6, 1), ("pcm_f32le", 3, 4), ("pcm_s16le", 1, 2)]
 )
-async def test_a_wav_has_the_encoding_that_was_asked_for(
-    client: httpx.AsyncClient, encoding: str, tag: int, size: int
-) -> None:
+async def test_a_wav_has_the_encoding_asked_for(client: httpx.AsyncClient, encoding: str, tag: int, size: int) -> None:
     output = {"container": "wav", "encoding": encoding, "sample_rate": 24000}
     wav = await client.post("/tts/bytes", json={"transcript": "Hello", "output_format": output})
     raw = await client.post("/tts/bytes", json={"transcript": "Hello", "output_format": {**output, "container": "raw"}})

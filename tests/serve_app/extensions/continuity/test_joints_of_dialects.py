@@ -1,6 +1,6 @@
 """With `api.text.joints` the utterances of one conversation go on from each other, over all sockets."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -25,7 +25,7 @@ CONVERSING = here("native", "deepgram", "flux", "realtime", "dashscope-commit", 
 
 @asynccontextmanager
 async def conversing(
-    path: str, *, joints: bool = True, subprotocols: tuple[str, ...] = ()
+    path: str, *, joints: bool = True, subprotocols: Sequence[str] = ()
 ) -> AsyncIterator[tuple[Client, FakeSynthesizer]]:
     synthesizer, settings = (
         FakeSynthesizer(script=utterance(20)),
@@ -50,21 +50,14 @@ def test_each_socket_on_which_one_utterance_follows_another_is_here() -> None:
     assert {name for name, row in SOCKETS.items() if row.closing.goes_on} == {*CONVERSING, *others}
 
 
+@pytest.mark.parametrize("joints", [True, False])
 @pytest.mark.parametrize("name", CONVERSING)
-async def test_an_utterance_goes_on_from_the_one_before(name: str) -> None:
+async def test_an_utterance_goes_on_from_the_one_before(name: str, *, joints: bool) -> None:
     row = SOCKETS[name]
-    async with conversing(row.path, subprotocols=tuple(row.sample.protocols)) as (client, synthesizer):
+    async with conversing(row.path, joints=joints, subprotocols=row.sample.protocols) as (client, synthesizer):
         for number, text in enumerate((ONE, TWO, THREE)):
             await say(client, row, text, again=number > 0)
-    assert tails(synthesizer.requests) == [None, ONE, TWO]
-
-
-@pytest.mark.parametrize("name", here("native", "flux"))
-async def test_without_joints_none_does(name: str) -> None:
-    async with conversing(SOCKETS[name].path, joints=False) as (client, synthesizer):
-        for number, text in enumerate((ONE, TWO)):
-            await say(client, SOCKETS[name], text, again=number > 0)
-    assert tails(synthesizer.requests) == [None, None]
+    assert tails(synthesizer.requests) == ([None, ONE, TWO] if joints else [None, None, None])
 
 
 @pytest.mark.parametrize("name", here("native", "flux", "realtime"))
@@ -121,9 +114,7 @@ async def test_a_continuation_of_cartesia_is_one_text_whose_segments_are_joined(
 
 @pytest.mark.parametrize("name", here("flux"))
 @pytest.mark.parametrize(("text", "tail"), [("And ", None), (f"{TWO}\n\nAnd ", ONE)], ids=["begun", "paragraph"])
-async def test_a_paragraph_that_is_whole_has_a_joint_and_text_that_has_just_begun_does_not_wait_for_one(
-    name: str, text: str, tail: str | None
-) -> None:
+async def test_whole_paragraphs_have_a_joint_and_text_just_begun_none(name: str, text: str, tail: str | None) -> None:
     async with conversing(SOCKETS[name].path) as (client, synthesizer):
         await say(client, SOCKETS[name], ONE, again=False)
         client.send({"type": "Speak", "text": text})

@@ -59,9 +59,7 @@ async def test_a_request_goes_on_from_an_earlier_one(synthesizer: FakeSynthesize
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
-async def test_a_whole_answer_that_is_made_again_keeps_its_tail(
-    monkeypatch: pytest.MonkeyPatch, *, is_sent: bool
-) -> None:
+async def test_an_answer_that_is_made_again_keeps_its_tail(monkeypatch: pytest.MonkeyPatch, *, is_sent: bool) -> None:
     synthesizer = FakeSynthesizer(script=utterance(12))
     api = surface(synthesizer)
     first = await post(api)

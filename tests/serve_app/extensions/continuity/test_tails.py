@@ -78,24 +78,6 @@ def test_what_a_tail_can_be(text: str, frames: int, expected: str | None) -> Non
         assert (tail and tail.text) == expected
 
 
-async def test_each_segment_goes_on_from_the_one_before_once_that_has_ended() -> None:
-    may_end = asyncio.Event()
-    synthesizer = FakeSynthesizer(script=[numbered(30), may_end, END])
-    async with aclosing(UtteranceSynthesizer(synthesizer).speak(UTTERANCE, INFO, Listener())) as chunks:
-        await anext(chunks)
-        ending = asyncio.ensure_future(anext(chunks))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert len(synthesizer.requests) == 1
-        may_end.set()
-        await ending
-        assert [item async for item in chunks][-1].finish_reason is FinishReason.STOP
-    assert synthesizer.requests[0].tail is None
-    tails = [request.tail for request in synthesizer.requests[1:]]
-    assert [tail and tail.text for tail in tails] == ["drifted on the lake. ", "settled on the nest. "]
-    assert all(tail is not None and 5 <= len(tail.codes) <= 25 for tail in tails)
-
-
 async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_one_its_own() -> None:
     reasons = (FinishReason.STOP, FinishReason.EARLY, FinishReason.STOP, FinishReason.STOP)
     two_s = bytes(4 * INFO.sample_rate)
@@ -129,9 +111,7 @@ async def test_a_style_is_joined_unless_it_has_another_recording(changed: dict[s
 
 
 @pytest.mark.parametrize(("rest", "is_joined"), [("Short. ", False), ("Now this is much longer. " * 5, True)])
-async def test_a_live_segment_is_joined_where_its_text_is_long_enough(
-    texts: LiveTexts, rest: str, *, is_joined: bool
-) -> None:
+async def test_a_live_segment_is_joined_where_its_text_is_long(texts: LiveTexts, rest: str, *, is_joined: bool) -> None:
     synthesizer = FakeSynthesizer(script=[numbered(30), END], hasty=range(9))
     info = replace(CUSTOM_VOICE, max_segment_chars=200)
     asked = UTTERANCE.changed(text="")

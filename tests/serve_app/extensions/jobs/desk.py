@@ -21,7 +21,7 @@ from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.speech_models import SpeechModel, SpeechModels
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 
 class Speaker(FakeSynthesizer):
@@ -87,8 +87,7 @@ class Server:
         return await getattr(self.manager, method)(*arguments)
 
     def client(self, **headers: str) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(self.api)
-        return httpx.AsyncClient(transport=transport, base_url="http://talkray", headers=headers)
+        return client_of(self.api, headers)
 
     def start(self) -> None:
         self._running = asyncio.create_task(self.manager.run())

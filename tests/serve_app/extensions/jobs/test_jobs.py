@@ -92,26 +92,33 @@ async def test_parts_are_told_with_what_their_client_calls_them(speaker: Speaker
     assert (await client.get("/v1/audio/jobs/job_0/parts")).status_code == 404
 
 
-async def test_a_deterministic_job_has_the_same_codes_whatever_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fields", [{"deterministic": True, "seed": 3}, {}])
+async def test_after_deaths_only_what_was_running_is_made_again_with_the_same_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, object]
 ) -> None:
     """A fake's codes are those of seed and text, as a talker's are; tests/faults kills real ones."""
     texts = [f"Text number {number}." for number in range(8)]
     speaker = Speaker(replace(FOLLOWED, deterministic=True))
     monkeypatch.setattr(job_manager, "_MOST_SEGMENTS", 2.0)
     async with serving(tmp_path, speaker) as (server, client):
-        whole = await started(client, *texts, deterministic=True, seed=3)
-        assert whole["deterministic"] is True
+        whole = await started(client, *texts, **fields)
+        assert whole["deterministic"] is bool(fields)
         await until(client, whole, "completed")
-        killed = await started(client, *texts, deterministic=True, seed=3)
-        await so(lambda: len(speaker.requests) > 11)
+        speaker.requests.clear()
+        killed = await started(client, *texts, **fields)
+        await so(lambda: len(speaker.requests) > 3)
         speaker.gate.clear()
         await so(lambda: speaker.running == 2)
         await server.die()
     speaker.gate.set()
     speaker.errors = [ReplicaLost("gone"), EngineError("broken")]
     async with serving(tmp_path, speaker) as (server, client):
-        await until(client, killed, "completed")
+        told = await until(client, killed, "completed")
+        assert told["segments"] == {"total": 8, "done": 8}
+        assert len(speaker.requests) <= 8 + 2 + 2  # two were running, and two errors followed
+        assert len({(request.request_id, request.seed) for request in speaker.requests}) == 8
+        if not fields:  # its seeds are of its own
+            return
         store = server.manager._store()
         codes = [
             {made.id: store.content(str(job["id"]), made).codes.tobytes() for made, _ in store.made(str(job["id"]))}
@@ -198,9 +205,7 @@ async def test_a_range_of_wav_is_that_of_the_whole(client: AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(("longest", "is_told"), [(1, 1), (0, 0)])
-async def test_the_header_of_an_mp3_tells_its_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, is_told: int
-) -> None:
+async def test_length_of_an_mp3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, is_told: int) -> None:
     async with serving(tmp_path, Speaker()) as (_, client):
         job = await started(client, "Hello there.")
         await until(client, job, "completed")
@@ -208,31 +213,6 @@ async def test_the_header_of_an_mp3_tells_its_length(
         for path in ("audio", "parts/0"):
             answer = await client.get(f"/v1/audio/jobs/{job['id']}/{path}?response_format=mp3")
             assert answer.content[:1000].count(b"Info") == is_told
-
-
-async def test_after_a_death_only_running_segments_are_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = [f"Text number {number}." for number in range(12)]
-    speaker = Speaker()
-    monkeypatch.setattr(job_manager, "_MOST_SEGMENTS", 2.0)
-    async with serving(tmp_path, speaker) as (first, client):
-        job = await started(client, *texts)
-        await so(lambda: len(speaker.requests) > 6)
-        speaker.gate.clear()
-        await so(lambda: speaker.running == 2)
-        await first.die()
-    speaker.gate.set()
-    async with serving(tmp_path, speaker) as (_, client):
-        told = await until(client, job, "completed")
-    assert told["segments"] == {"total": 12, "done": 12}
-    asked = [request.request_id for request in speaker.requests]
-    assert len(set(asked)) == 12
-    assert len(asked) <= 14  # two were running
-    seeds: dict[str, set[int]] = {}
-    for request in speaker.requests:
-        seeds.setdefault(request.request_id, set()).add(request.seed)
-    assert all(len(each) == 1 for each in seeds.values())  # the same codes
 
 
 async def test_a_full_store_pauses_and_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,9 +367,7 @@ async def test_a_segment_is_kept_if_its_state_cannot_be_read(tmp_path: Path, mon
         assert (errors, len(speaker.requests)) == ([], 1)
 
 
-async def test_a_lost_answer_leaves_no_job(
-    tmp_path: Path, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lost_answers_leave_no_job(tmp_path: Path, client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     create = JobStore.create
 
     def lost(store: JobStore, job: StoredJob) -> None:
@@ -617,9 +595,7 @@ async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp
 
 @pytest.mark.parametrize("sets_it", [False, True])
 @pytest.mark.parametrize("clones_by_vector", [False, True])
-async def test_a_stored_voice_speaks_by_its_vector_if_model_or_request_says_so(
-    tmp_path: Path, clones_by_vector: bool, sets_it: bool
-) -> None:
+async def test_a_stored_voice_speaks_by_its_vector(tmp_path: Path, clones_by_vector: bool, sets_it: bool) -> None:
     """Also if an admin's job uses the voice of another key."""
     speaker, file = Speaker(replace(BASE, clones_by_vector=clones_by_vector)), tmp_path / "keys.json"
     ada, root = (f"Bearer {create_key(file, name, admin=name == 'root')}" for name in ("ada", "root"))
@@ -773,9 +749,7 @@ async def test_two_processes_follow_the_same_store(tmp_path: Path, monkeypatch: 
         assert str(deleted["id"]) not in " ".join(map(str, files_in(tmp_path)))
 
 
-async def test_a_large_job_blocks_no_other_and_may_be_too_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_job_blocks_no_other_or_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(tmp_path, Speaker())
     async with server.client() as client:
         large = asyncio.create_task(started(client, *["Hi."] * 2000))

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from deployments.errors import EngineError, InvalidRequest, StartError
 from serve_app.extensions.jobs import job_manager
@@ -48,13 +49,8 @@ async def receiving() -> AsyncIterator[tuple[Receiver, str]]:
     receiver = Receiver()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", receiver.receive)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield receiver, f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server:
+        yield receiver, str(server.make_url("/hook"))
 
 
 def allowing(tmp_path: Path, secret: str = SECRET) -> JobSettings:

@@ -155,9 +155,7 @@ async def test_a_turn_that_is_spoken_ends_before_its_socket_is_closed(name: str,
 
 
 @pytest.mark.parametrize("name", here("flux"))
-async def test_the_last_message_of_a_turn_comes_before_its_socket_is_closed(
-    name: str, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_last_messages_precede_their_close(name: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the client takes it late: no text is left to speak then."""
     row, polls = SOCKETS[name], 0
     is_reached, may_be_sent = asyncio.Event(), asyncio.Event()
@@ -213,9 +211,7 @@ async def test_a_socket_that_came_through_serves_own_proxy_is_closed_too(monkeyp
 
 
 @pytest.mark.parametrize("name", here("elevenlabs"))
-async def test_an_open_context_may_be_silent_between_two_sentences(
-    name: str, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_open_context_may_be_silent(name: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contexts, "_CONTEXT_QUIET_S", 30.0)
     row = SOCKETS[name]
     server.may_go_on.set()
@@ -234,9 +230,7 @@ async def test_an_open_context_may_be_silent_between_two_sentences(
 
 
 @pytest.mark.parametrize("name", here("native"))
-async def test_a_socket_that_is_never_quiet_is_closed_between_two_turns(
-    name: str, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_busy_socket_closes_between_turns(name: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "_QUIET_S", 30.0)
     monkeypatch.setattr(sockets, "_PATIENCE_S", 0.0)
     row = SOCKETS[name]
@@ -248,9 +242,7 @@ async def test_a_socket_that_is_never_quiet_is_closed_between_two_turns(
         assert (await listener.closed())[0] == 1012
 
 
-async def test_the_time_of_a_replica_that_ends_bounds_its_turns(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_time_of_an_ending_replica_bounds_its_turns(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S + sockets.MAX_LEAVING_S < LONGEST_STREAM_S
     monkeypatch.setattr(sockets, "MAX_LEAVING_S", 0.0)
     async with listening(server) as listener:
@@ -277,9 +269,7 @@ async def test_a_handshake_that_meets_the_end_is_answered(server: Server) -> Non
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-async def test_nothing_is_kept_of_a_client_that_left(
-    row: SocketRow, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_kept_of_lost_clients(row: SocketRow, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cycle of references would keep all that it sent until the collector comes, which is minutes."""
     num_made, gone, loop = 0, asyncio.Queue[None](), asyncio.get_running_loop()
 

@@ -51,19 +51,6 @@ async def heard(live: LiveText, synthesizer: FakeSynthesizer) -> list[PcmChunk]:
         return [item async for item in chunks if item.pcm.strip(b"\0") or item.finish_reason]
 
 
-@pytest.mark.parametrize("reason", BAD)
-async def test_a_later_segment_that_ends_badly_is_made_again(texts: LiveTexts, reason: FinishReason) -> None:
-    synthesizer = FakeSynthesizer(scripts=[[sound(1), end(STOP)], [sound(2), end(reason)], [sound(3), end(STOP)]])
-    with await opened(texts) as live:
-        live.finish()
-        chunks = await heard(live, synthesizer)
-    assert pcm_of(chunks) == pcm_of([sound(1), sound(3)])
-    assert chunks[-1].finish_reason is STOP
-    assert [request.request_id for request in synthesizer.requests] == ["id", "id.2", "id.2"]
-    assert len({request.seed for request in synthesizer.requests}) == 3
-    assert synthesizer.texts[1] == synthesizer.texts[2] == "Four five six"
-
-
 @pytest.mark.parametrize(("may_redraw", "second"), [(True, 3), (False, 2)])
 @pytest.mark.parametrize("reason", BAD)
 async def test_it_is_made_again_once_without_a_clients_seed_and_the_end_says_so(

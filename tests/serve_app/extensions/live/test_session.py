@@ -159,15 +159,6 @@ async def test_a_text_that_is_all_there_is_asked_for_at_once() -> None:
     assert (request.text, request.mailbox) == ("Good morning", None)
 
 
-async def test_every_flush_has_its_mark_even_an_empty_one() -> None:
-    async with open_session(FakeSynthesizer(script=utterance(1))) as session:
-        session.flush()
-        session.append("One.")
-        session.flush()
-        events = await spoken(session, "Two.")
-    assert kinds(events) == ["Started", "Flushed", *["Started", "Audio", "Flushed"] * 2, "Done"]
-
-
 @pytest.mark.parametrize("text", ["...", "🙂", "Привет"])
 async def test_text_that_yields_no_speech_is_a_moment_of_silence(text: str) -> None:
     synthesizer = FakeSynthesizer(script=utterance())

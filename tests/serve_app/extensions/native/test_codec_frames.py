@@ -58,9 +58,12 @@ async def test_text_without_anything_to_speak_is_silence() -> None:
     assert records(answer.content) == [("s", 2400), ("e", 0)]
 
 
-@pytest.mark.parametrize("field", ["response_format", "sample_rate", "speed", "stream_format", "word_timestamps"])
-async def test_fields_of_audio_are_refused(field: str) -> None:
-    answer = await ask(FakeSynthesizer(), **{field: 1})
+AUDIO = dict.fromkeys(("response_format", "sample_rate", "speed", "stream_format", "word_timestamps"), "1")
+
+
+@pytest.mark.parametrize(("field", "value"), [*AUDIO.items(), ("input", '<prosody rate="80%">a</prosody>')])
+async def test_fields_of_audio_are_refused(field: str, value: str) -> None:
+    answer = await ask(FakeSynthesizer(), **{field: value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
@@ -95,8 +98,3 @@ async def test_a_failure_is_told() -> None:
 def test_the_document_lists_the_reasons_of_an_end_in_their_order() -> None:
     [line] = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `e` (0x65)")]
     assert re.findall(r"(\d) `(\w+)`", line) == [(str(number), reason) for number, reason in enumerate(END_REASONS)]
-
-
-async def test_a_rate_within_the_text_is_refused() -> None:
-    answer = await ask(FakeSynthesizer(), input='<prosody rate="80%">a</prosody>')
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")

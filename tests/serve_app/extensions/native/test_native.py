@@ -2,10 +2,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 
-from deployments.errors import NotReady, PayloadTooLarge
+from deployments.errors import NotReady
 from deployments.protocol import FinishReason, ModelInfo
 from serve_app.extensions.live import connection as connection_module
 from tests.serve_app import fake
@@ -36,11 +37,13 @@ def pausing() -> tuple[fake.FakeSynthesizer, asyncio.Event]:
 
 
 async def test_utterances_follow_each_other_on_one_socket() -> None:
+    pcm, audio = fake.pcm_of(utterance()), {"channels": 1, "format": "pcm_s16le"}
     async with speech_socket(speaking()) as socket:
         for number in (1, 2):
             socket.send(SPEAK | {"seed": 0})
-            frames, done = await socket.utterance()
-            pcm = fake.pcm_of(utterance())
+            began, started = {"type": "started", "request_id": f"conn-{number}", "seed": 0}, await socket.event()
+            assert started == {**began, "sample_rate": fake.CUSTOM_VOICE.sample_rate, **audio}
+            frames, done = await socket.frames()
             assert b"".join(frames) == pcm
             spoke = {"seed": 0, "model": fake.CUSTOM_VOICE.name, "voice": "vivian", "finish_reason": "stop"}
             counts = {"frames": 4, "samples": len(pcm) // 2, "input_tokens": fake.NUM_TEXT_TOKENS}
@@ -53,29 +56,21 @@ async def test_the_next_utterance_may_be_asked_for_as_soon_as_the_last_is_done()
             await socket.speak(speed=1.5)  # a thread ends its encoding after `done`
 
 
-async def test_started_says_what_the_frames_are() -> None:
-    async with speech_socket(speaking()) as socket:
-        socket.send({**SPEAK, "seed": 7})
-        audio = {"sample_rate": fake.CUSTOM_VOICE.sample_rate, "channels": 1, "format": "pcm_s16le"}
-        assert await socket.event() == {"type": "started", "request_id": "conn-1", "seed": 7, **audio}
-
-
-async def test_an_utterance_goes_on_behind_the_frames_the_client_has() -> None:
-    synthesizer = speaking()
+@pytest.mark.parametrize("has", [3, 4])
+async def test_an_utterance_goes_on_behind_the_frames_the_client_has(has: int) -> None:
+    synthesizer, left = speaking(), fake.pcm_of(utterance())[has * fake.CUSTOM_VOICE.frame_samples * 2 :]
     async with speech_socket(synthesizer) as socket:
-        socket.send({**SPEAK, "request_id": "earlier-1", "seed": 7, "from_frame": 3})
+        socket.send({**SPEAK, "request_id": "earlier-1", "seed": 7, "from_frame": has})
         frames, done = await socket.utterance()
-    assert b"".join(frames) == fake.pcm_of(utterance())[3 * fake.CUSTOM_VOICE.frame_samples * 2 :]
-    assert (done["request_id"], done["frames"], done["samples"]) == ("earlier-1", 4, fake.CUSTOM_VOICE.frame_samples)
+    assert b"".join(frames) == left
+    assert (done["type"], done["request_id"], done["frames"], done["samples"]) == (
+        "done",
+        "earlier-1",
+        4,
+        len(left) // 2,
+    )
     (request,) = synthesizer.requests
     assert (request.request_id, request.seed) == ("earlier-1", 7)
-
-
-async def test_behind_the_last_frame_nothing_is_left() -> None:
-    async with speech_socket(speaking()) as socket:
-        socket.send({**SPEAK, "seed": 7, "from_frame": 4})
-        frames, done = await socket.utterance()
-    assert (b"".join(frames), done["type"]) == (b"", "done")
 
 
 @pytest.mark.parametrize(
@@ -261,24 +256,14 @@ LARGE = "A" * connection_module.MAX_MESSAGE_BYTES
         json.dumps(SPEAK | {"ref_audio": LARGE})[:-1],
     ],
 )
-async def test_only_a_recording_makes_a_message_larger(text: str) -> None:
+async def test_only_a_recording_makes_a_message_larger(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is too large without it is not parsed."""
+    parse = Mock(wraps=connection_module.parse_object)
+    monkeypatch.setattr(connection_module, "parse_object", parse)
     async with speech_socket(speaking(fake.BASE)) as socket:
         socket.send_text(text)
         assert code_of(await socket.event())[0] in ("payload_too_large", "invalid_json")
-
-
-async def test_a_large_message_is_not_parsed_without_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[int] = []
-
-    def parse(text: str, **_: object) -> Json:
-        parsed.append(len(text))
-        return {}
-
-    monkeypatch.setattr(connection_module, "parse_object", parse)
-    message = json.dumps({"ref_audio": "A", "filler": [[]] * 100_000})
-    with pytest.raises(PayloadTooLarge):
-        connection_module._parse(message, recordings=True, text_fields=())
-    assert parsed == []
+    assert not any(len(call.args[0]) > connection_module.MAX_MESSAGE_BYTES for call in parse.call_args_list)
 
 
 @pytest.mark.parametrize("escaped", [False, True])

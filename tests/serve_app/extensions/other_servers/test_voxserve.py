@@ -60,9 +60,3 @@ async def test_a_recording_is_cloned() -> None:
 async def test_what_is_refused(client: httpx.AsyncClient, content: bytes, kind: str, param: str | None) -> None:
     answer = await client.post(PATH, content=content, headers={"content-type": kind})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-
-
-@pytest.mark.parametrize(("method", "path"), [("POST", "start"), ("POST", "x/text"), ("GET", "x/audio")])
-async def test_streams_of_several_requests_are_not_there(client: httpx.AsyncClient, method: str, path: str) -> None:
-    answer = await client.request(method, f"{PATH}/stream/{path}")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")

@@ -21,7 +21,7 @@ from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.library import Forget
 from serve_app.extensions.voices.settings import VoiceSettings
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
-from tests.serve_app.one_model import one_api
+from tests.serve_app.one_model import client_of, one_api
 
 RATE = 24_000
 
@@ -77,9 +77,7 @@ class Server:
         return one_api(self.synthesizer, settings, opened={"live": self.texts, "voices": self.voices})
 
     def client(self, name: str | None = None) -> httpx.AsyncClient:
-        headers = {"authorization": f"Bearer {self.keys[name]}"} if name else {}
-        transport = httpx.ASGITransport(self.api)
-        return httpx.AsyncClient(transport=transport, base_url="http://talkray", headers=headers, timeout=30)
+        return client_of(self.api, {"authorization": f"Bearer {self.keys[name]}"} if name else None)
 
 
 async def store(client: httpx.AsyncClient, name: str, *, seed: int = 0, **fields: str) -> dict[str, object]:

@@ -5,9 +5,7 @@ from tests.clock import Clock
 
 
 @pytest.mark.parametrize(("shortest_s", "settles_s"), [(30 * 86400.0, 600.0), (60.0, 60.0)])
-def test_a_clock_is_trusted_once_it_has_been_steady(
-    monkeypatch: pytest.MonkeyPatch, shortest_s: float, settles_s: float
-) -> None:
+def test_a_clock_is_trusted_once_steady(monkeypatch: pytest.MonkeyPatch, shortest_s: float, settles_s: float) -> None:
     own, wall = Clock(), Clock(1e9)
     monkeypatch.setattr(clocks.time, "monotonic", own)
     monkeypatch.setattr(clocks.time, "time", wall)

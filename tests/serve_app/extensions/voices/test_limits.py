@@ -195,9 +195,7 @@ async def test_what_is_stored_at_once_exceeds_no_quota(folder: Path, kind: str, 
 
 @pytest.mark.parametrize("moment", ["before the write", "after it"])
 @pytest.mark.parametrize("late", ["voice", "consent"])
-async def test_a_consent_goes_while_a_voice_that_names_it_is_stored(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, moment: str, late: str
-) -> None:
+async def test_a_consent_goes_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch, moment: str, late: str) -> None:
     """In another process: one of both is taken back, whichever is late."""
     server, other = Server(folder), Server(folder)
     async with server.client() as client:

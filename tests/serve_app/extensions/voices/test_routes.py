@@ -133,9 +133,7 @@ async def test_a_preparation_that_is_none_is_refused(client: AsyncClient, form: 
 
 
 @pytest.mark.parametrize("prepare", [None, "auto", "none"])
-async def test_a_sent_recording_is_prepared_on_request(
-    server: Server, client: AsyncClient, prepare: str | None
-) -> None:
+async def test_a_sent_recording_is_prepared_if_asked(server: Server, client: AsyncClient, prepare: str | None) -> None:
     body = {"input": "Hi.", "ref_audio": base64.b64encode(spoken()).decode(), "ref_text": "Hello."}
     answer = await client.post(SPEECH, json={**body, "prepare": prepare})
     assert "x-ignored" not in answer.headers

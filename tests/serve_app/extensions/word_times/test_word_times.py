@@ -136,17 +136,15 @@ def test_what_was_told_stays_when_the_rest_is_spread() -> None:
     assert (rest[0].text, rest[0].start_s) == ("there,", early[0].end_s)
 
 
-@pytest.mark.parametrize("reason", [reason for reason in FinishReason if reason is not FinishReason.STOP])
-def test_words_of_speech_that_was_cut_short_are_not_told(reason: FinishReason) -> None:
-    times = WordTimes(source(TEXT, ESTIMATED), ESTIMATED)
+@pytest.mark.parametrize(
+    ("info", "reason"), [*((ESTIMATED, each) for each in FinishReason if each != "stop"), (FOLLOWED, FinishReason.STOP)]
+)
+def test_words_that_no_audio_came_to_are_not_told(info: ModelInfo, reason: FinishReason) -> None:
+    times = WordTimes(source(TEXT, info), info)
     got = words(times, [heard(FRAMES), heard([], tone(24000), reason)])
-    assert [word.text for word in got] == ["Hello", "there,"]
-
-
-def test_a_known_head_that_came_to_no_word_says_that_it_was_not_spoken() -> None:
-    times = WordTimes(source(TEXT, FOLLOWED), FOLLOWED)
-    got = words(times, [heard(FRAMES), heard([], tone(24000), FinishReason.STOP)])
-    assert [(word.text, word.is_estimate) for word in got] == [("Hello", False), ("there,", False)]
+    assert [(word.text, word.is_estimate) for word in got] == [
+        (each, info is ESTIMATED) for each in ("Hello", "there,")
+    ]
 
 
 @pytest.mark.parametrize(("reason", "is_told"), [(FinishReason.STOP, True), (FinishReason.EARLY, False)])
