@@ -20,8 +20,7 @@ from serve_app.api.openai_speech import SPEECH_DOCS
 from serve_app.api.parsing.client_input import read_object
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.build_utterance import segments_of
-from serve_app.api.resolve.make_request import strict_request
+from serve_app.api.resolve.make_request import segments_of, strict_request
 from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.voice_source import KeptVoice
