@@ -32,7 +32,7 @@ from deployments.codec.decoder import CodecDecoder, WarmUpResult
 from deployments.codec.decoder_state import Cell, DecoderState, SharedStates
 from deployments.errors import CodecLost, EngineError
 from deployments.protocol import Codes
-from deployments.serving.starvation import ThreadWork
+from deployments.serving.processes import ThreadWork
 
 logger = logging.getLogger(__name__)
 
