@@ -28,7 +28,7 @@ from serve_app.extensions.continuity.dialogue import respond_in_parts
 from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.stored_voice import StoredLexicon
 from serve_app.extensions.voices.voice_store import StoreFailed
-from serve_app.speech.words import Word, WordSource, marked
+from serve_app.speech.observers import Word, WordSource, marked
 from serve_app.text.characters import is_ideograph, is_speakable
 
 FORMATS = {

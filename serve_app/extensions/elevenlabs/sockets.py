@@ -30,7 +30,7 @@ from serve_app.extensions.elevenlabs.elevenlabs import (
 from serve_app.extensions.live.connection import HandshakeConnection
 from serve_app.extensions.live.contexts import MAX_CONTEXTS, ContextConnection, NamedSession
 from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Rest, Words
-from serve_app.speech.words import Word, marked
+from serve_app.speech.observers import Word, marked
 
 _ONLY = ""  # name of the only context of stream-input
 _SPEED = "voice_settings.speed"

@@ -9,8 +9,8 @@ from deployments.protocol import FinishReason
 from serve_app.api.request_record import RequestRecord, Usage
 from serve_app.extensions.live.live_text import LiveText
 from serve_app.extensions.word_times.word_times import Spoken, WordTimes
+from serve_app.speech.observers import Word
 from serve_app.speech.segments import Utterance
-from serve_app.speech.words import Word
 from serve_app.text.characters import end_of_certain, end_of_visible, without_cjk_spaces
 
 

@@ -27,7 +27,7 @@ from serve_app.extensions.continuity.tails import NO_TAIL, Continuation
 from serve_app.extensions.live.connection import Connection, unknown_type
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.live.turns import Audio, Event, Failed, Flushed, Started, Turn, Words
-from serve_app.speech.words import marked, word_entries
+from serve_app.speech.observers import marked, word_entries
 
 
 class Resumption(BaseModel):

@@ -11,7 +11,7 @@ from itertools import takewhile
 from math import inf
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
-from serve_app.speech.words import Word
+from serve_app.speech.observers import Word
 from serve_app.text.spoken import LEFT_OUT, SpokenPiece, SpokenText, WrittenSoFar
 
 _WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
