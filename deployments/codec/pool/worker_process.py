@@ -21,7 +21,8 @@ import torch
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
-from deployments.codec.decoder_state import DecoderState, SharedStates
+from deployments.codec.decoder_state import DecoderState
+from deployments.codec.pool.shared_states import SharedStates
 from deployments.codec.pool.workers import DecoderChoice, SharedOutcome, SharedOutcomes, SharedTask
 from deployments.serving.processes import freeze_loaded
 
