@@ -41,10 +41,10 @@ from serve_app.api.resolve.voice import (
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 from serve_app.audio.recordings import read_aside
 from serve_app.config import ApiSettings
-from serve_app.speech.segments import Segments, Utterance, draw_seed
+from serve_app.speech.segments import Utterance, draw_seed
 from serve_app.text.characters import clean
 from serve_app.text.languages import AUTO, DETECT, detected, language_name
-from serve_app.text.spoken import UNSPOKEN, TextSpan
+from serve_app.text.spoken import UNSPOKEN
 
 _FOR_CLONING = ("ref_text", "x_vector_only_mode", "prepare")
 # Limit on how much text may grow when numbers and symbols are written as words. Prose with many numbers grows by less
@@ -120,15 +120,6 @@ async def lenient_request(
         if delivery.bit_rate is not None:
             check_bit_rate(delivery.audio_format, delivery.bit_rate)
     return replace(speech, fields=theirs)
-
-
-async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str) -> SpeechRequest:
-    """Copy a lenient request for another voice. The copy's `ignored` covers only that voice."""
-    chosen = await choose_voice(resolver, voice, speech.body, speech.info, lenient=True)
-    body = speech.body.model_copy(update={"voice": chosen.name})
-    spoken, _ = await resolver.read_text(resolver, body, speech.info, chosen.stored)
-    speech = replace(speech, body=body, ignored=chosen.ignored, spoken=spoken, stored=chosen.stored)
-    return replace(speech, is_tagged=False, chosen_voice=None)
 
 
 async def complete_request(
@@ -248,15 +239,6 @@ async def _utterance(
         languages=info.languages if by_segment else (),
         may_redraw=body.seed is None and not body.ignore_eos,
     )
-
-
-def segments_of(speech: SpeechRequest) -> list[TextSpan]:
-    """Return the segments of the text, each with its preceding silence."""
-    spoken = speech.spoken
-    max_chars = spoken.max_segment_chars
-    synthesis = SynthesisRequest("", spoken.text)
-    utterance = Utterance(synthesis, spans=spoken.spans, max_segment_chars=max_chars)
-    return Segments.of(utterance, speech.info.max_segment_chars).plan()
 
 
 def _missing(param: str, reason: str) -> InvalidRequest:

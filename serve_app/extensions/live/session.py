@@ -33,6 +33,7 @@ from serve_app.extensions.live.turns import (
     Started,
     Turn,
     Words,
+    whole_characters,
 )
 from serve_app.extensions.text.reading import in_style
 from serve_app.extensions.text.spoken_text import ReadText, read
@@ -41,7 +42,6 @@ from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import silence
 from serve_app.text.characters import (
     is_speakable,
-    whole_characters,
     without_halves,
 )
 from serve_app.text.languages import foreign_language
