@@ -48,8 +48,8 @@ class ServiceModel:
         timed = [one for one in observed if one.frame_s is not None]
         if len(timed) < MIN_SAMPLES:
             raise NoRunError(
-                f"{len(timed)} successful requests of more than {MIN_FRAMES} frames are too few. At least "
-                f"{MIN_SAMPLES} at several rates are needed. Measure a longer sweep."
+                f"{len(timed)} successful requests have more than {MIN_FRAMES} frames, too few to learn from. At least "
+                f"{MIN_SAMPLES} at several rates are needed. Run a longer sweep."
             )
         streams = np.array([one.mean_streams for one in timed])
         frame_s = np.array([one.frame_s for one in timed], dtype=np.float64)

@@ -15,8 +15,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
-def launches_early(device: torch.device) -> bool:
-    """Return whether the GPU supports dependent launches (Hopper or newer). Older GPUs reject the instructions."""
+def is_hopper(device: torch.device) -> bool:
+    """Return whether the GPU supports dependent launches and copies tiles by itself (TMA): Hopper or newer."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -1,4 +1,4 @@
-"""Encoding of responses: converts streamed s16le mono PCM to the requested speed, sample rate and format."""
+"""Encodes responses: converts streamed s16le mono PCM to the requested speed, sample rate and format."""
 
 import asyncio
 import math

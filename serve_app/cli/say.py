@@ -267,13 +267,13 @@ def _is_held(file: Path) -> bool:
 
 
 def _length(file: Path, audio_format: str) -> str:
-    """Return the duration of the audio if the file contains it. Raises RefusedError if the file has another format."""
+    """Return the duration of the audio if the file contains it. Raises RefusedError if the format is different."""
     if audio_format not in _WITH_LENGTH:
         return ""
     try:
         return f"{soundfile.info(file).duration:.1f} s, "
     except soundfile.LibsndfileError:
-        raise RefusedError(f"{file} is not {audio_format}: the response has another format") from None
+        raise RefusedError(f"{file} is not {audio_format}: the response has a different format") from None
 
 
 def _fetch(

@@ -81,7 +81,7 @@ def _of_application(before: Mapping[str, Any], after: Mapping[str, Any], everybo
 
 
 def _warning(ours: AppConfig, theirs: AppConfig) -> str:
-    """Return why the change must not be deployed in place, if replicas of both configurations would call each other."""
+    """Return why replicas of the old and new configurations must not run side by side, or an empty string."""
     new = theirs.by_model()
     both = [(own, new[name]) for name, own in ours.by_model().items() if name in new]
     if any(old.model != own.model for old, own in both):

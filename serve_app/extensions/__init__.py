@@ -75,7 +75,7 @@ def _load(name: str) -> "Extension":
         return extension
     if not name.partition(":")[2]:
         known = ", ".join((_DEFAULT, *BUILT_IN))
-        raise StartError(f"api.extensions: {name!r} is unknown. Use {known}, or package.module:EXTENSION of your own")
+        raise StartError(f"api.extensions: {name!r} is unknown. Use {known}, or your own package.module:EXTENSION")
     try:
         found = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -133,7 +133,7 @@ def test_the_model_is_learned_from_what_was_observed() -> None:
 
 
 def test_too_little_to_learn_from_is_said() -> None:
-    with pytest.raises(NoRunError, match="are too few"):
+    with pytest.raises(NoRunError, match="too few to learn from"):
         ServiceModel.learn([Observed(0, 1.0, 0.1, 50, 0.02)] * (MIN_SAMPLES - 1))
 
 

@@ -30,14 +30,14 @@ class VoiceJudge(nn.Module):
 
     @torch.inference_mode()
     def vector(self, audio: Audio) -> Tensor:
-        """Return the speaker vector of [samples]: [256], of unit length."""
+        """Return the speaker vector of [samples]: [256], of unit length. Silence follows less than 1.6 s of speech."""
         heard = torch.from_numpy(soxr.resample(audio, self._sample_rate, self._RATE))
         heard = heard * max(1.0, self._LEAST_LEVEL / float(heard.square().mean().sqrt()))
+        heard = nn.functional.pad(heard, (0, max(0, self._WINDOW * self._HOP - len(heard))))
         window = torch.hann_window(self._FFT)
         spectrum = torch.stft(heard, self._FFT, self._HOP, window=window, pad_mode="constant", return_complex=True)
         mel = (self.filters @ spectrum.abs().square()).T
-        pieces = mel.unfold(0, self._WINDOW, self._WINDOW // 2).transpose(1, 2)
-        _, (hidden, _) = self.lstm(pieces)
+        _, (hidden, _) = self.lstm(mel.unfold(0, self._WINDOW, self._WINDOW // 2).transpose(1, 2))
         vectors = nn.functional.normalize(torch.relu(self.linear(hidden[-1])))
         return nn.functional.normalize(vectors.mean(0), dim=0)
 

@@ -349,7 +349,7 @@ def verify(
     ] = None,
     threads: Annotated[int, typer.Option(help="Torch threads.")] = len(os.sched_getaffinity(0)),
 ) -> None:
-    """Verify a checkpoint on this machine: its correctness, how its speech ends, and its memory and time."""
+    """Verify a checkpoint on this machine: correctness, endings of speech, memory use and speed."""
     given = locals()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     codes = []

@@ -20,7 +20,7 @@ from deployments.codec.decoder import PCM_SCALE
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedWeights, Layer, Linear, Snake, map_tensors
 from deployments.codec.forward import ForwardPass, Signal, latents, waveform
-from deployments.gpu.launch import launches_early, shared_bytes
+from deployments.gpu.launch import is_hopper, shared_bytes
 
 _MIN_DOT = 16
 # Rows and columns of each tile, largest first.
@@ -56,7 +56,7 @@ class TritonDecoder:
         self.config = config = folded.config
         self.frame_samples = config.frame_samples
         self.shared_bytes = shared_bytes(self.device)  # available to one block
-        self.launches_early = self.copies_tiles = launches_early(self.device)  # Hopper supports both
+        self.launches_early = self.copies_tiles = is_hopper(self.device)
         self.scratch_slot = num_slots
         self.ring = config.cached_frames
         self.memories = self._allocate(num_slots + 1)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from deployments.gpu.launch import prefetch_to_l2, shared_bytes, wait_for_predecessor
+from deployments.gpu.launch import is_hopper, prefetch_to_l2, shared_bytes, wait_for_predecessor
 from deployments.talker.kernels.tiles import SHARED_ROWS, Form, Tile, tile_for
 
 _MAX_BLOCK_M = 128
@@ -329,7 +329,7 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, product: P
         assert parts_stride == out.squares.stride(0) or not leave_squares, "both buffers of squares share one stride"
     num_rows, k_size = values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
-    tile = tile or tile_for(n_size, k_size, gated=product.gated, num_rows=num_rows, copies=product.pdl)
+    tile = tile or tile_for(n_size, k_size, gated=product.gated, num_rows=num_rows, copies=is_hopper(values.device))
     block_m = tile.block_m
     if tile.form is Form.VECTOR:
         block_m = num_rows

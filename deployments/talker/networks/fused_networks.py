@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deployments.gpu import launch
+from deployments.gpu.launch import is_hopper
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul
 from deployments.talker.kernels.paged_attention import PromptAttention, choose_attention
 from deployments.talker.kernels.readings import AlignmentReader
@@ -137,7 +137,7 @@ class FusedNetworks(FrameNetworks):
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str) -> None:
         """Pack the talker's weights in place. The talker then reads the packed weights, with identical results."""
-        talker, self.pdl, self._attention = tables.talker, launch.launches_early(tables.device), attention
+        talker, self.pdl, self._attention = tables.talker, is_hopper(tables.device), attention
         positions = state.size.max_model_len
         self._packed_stack = PackedStack.pack_in_place(talker.model, talker.config.talker, positions=positions)
         self._packed_predictor = PackedPredictor.pack_in_place(talker)

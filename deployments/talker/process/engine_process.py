@@ -342,7 +342,7 @@ class EngineProcess:
         return [command for command in messages if isinstance(command, channel.Command)]
 
     def _await_data(self, timeout_s: float | None) -> bool:
-        """Wait for data, and meanwhile send unsent data. Returns whether data is available."""
+        """Wait for data while sending unsent data. Returns whether data is available."""
         while True:
             waiting = [self.connection] if self._unsent else []
             readable, writable, _ = select.select([self.connection], waiting, [], timeout_s)

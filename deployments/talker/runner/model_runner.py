@@ -310,7 +310,7 @@ class ModelRunner:
         self.graphs.run(key, lambda: self.networks.prefill(inputs.tensors, length=length))
 
     def _retrace(self, sequences: list[Sequence]) -> None:
-        """Run the existing frames of sequences, one step at a time.
+        """Process the frames that sequences already have, one step at a time.
 
         A prefill would sum in a different order from the steps that made the frames, and therefore round differently.
         """

@@ -22,7 +22,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class Pace:
-    """Progress of a body, used to detect a stall."""
+    """Tracks the progress of an upload to detect stalls."""
 
     def __init__(self) -> None:
         self._num_bytes, self._since_s = 0, time.monotonic()

@@ -175,7 +175,7 @@ class Session:
 
     def _open_turn(self) -> Turn:
         if len(self._turns) >= _MOST_TURNS:
-            raise InvalidRequest(f"{_MOST_TURNS} turns wait to be spoken. Send more later.", "text", "too_many_turns")
+            raise InvalidRequest(f"{_MOST_TURNS} turns are already waiting. Send more later.", "text", "too_many_turns")
         self._num_turns += 1
         own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
         turn = Turn(self._num_turns, self._handshake.record.another(own_id))

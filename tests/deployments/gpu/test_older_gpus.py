@@ -16,14 +16,16 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from triton.runtime.errors import PTXASError  # noqa: E402
 
-from deployments.gpu import compile_ahead, launch  # noqa: E402
+from deployments.gpu import compile_ahead  # noqa: E402
 from deployments.gpu.compile_ahead import Kernel, compile_kernel, noted_launches  # noqa: E402
+from deployments.gpu.launch import is_hopper  # noqa: E402
 from deployments.talker.kernels import matmul  # noqa: E402
 from deployments.talker.kernels.matmul import Product, like_rows  # noqa: E402
 from deployments.talker.kernels.tiles import MEASURED, SHARED_ROWS, Form, tile_for  # noqa: E402
 from deployments.talker.model.input_tables import InputTables  # noqa: E402
 from deployments.talker.model.model_config import ModelConfig  # noqa: E402
 from deployments.talker.model.talker import Talker  # noqa: E402
+from deployments.talker.networks import fused_networks  # noqa: E402
 from deployments.talker.runner.model_runner import RunnerShape, build_runner  # noqa: E402
 from deployments.talker.state.batch_state import WIDE  # noqa: E402
 from deployments.talker.state.kv_cache import BlockManager, KVCache  # noqa: E402
@@ -45,7 +47,7 @@ def card(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 def kernels_of_a_frame(folder: Path, monkeypatch: pytest.MonkeyPatch, *, launches_early: bool) -> list[Kernel]:
     """All that one frame of a batch launches, each kind of arguments once, for a talker in bfloat16."""
-    monkeypatch.setattr(launch, "launches_early", lambda _: launches_early)
+    monkeypatch.setattr(fused_networks, "is_hopper", lambda _: launches_early)
     (folder / "config.json").write_text(json.dumps(SHAPES["tiny-CustomVoice"].config), encoding="utf-8")
     talker = Talker(replace(ModelConfig.load(folder), num_code_groups=4)).to(torch.bfloat16)
     talker.requires_grad_(requires_grad=False)
@@ -63,7 +65,7 @@ def kernels_of_a_frame(folder: Path, monkeypatch: pytest.MonkeyPatch, *, launche
 
 def test_a_frames_kernels_compile(card: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launched early they would not, before Hopper: it has the instructions first."""
-    has_it = launch.launches_early(torch.device("cuda"))
+    has_it = is_hopper(torch.device("cuda"))
     kernels = kernels_of_a_frame(tmp_path, monkeypatch, launches_early=has_it)
     assert {kernel.function for kernel in kernels} >= {"vector_matmul", "pipelined_matmul", "_paged_attention"}
     for kernel in kernels:

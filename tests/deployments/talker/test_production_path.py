@@ -318,7 +318,7 @@ def test_programmatic_launch_changes_no_bit(place: Place, checkpoint: Path, monk
     """Ten thousand steps with it and without it, while delays and other work come between at random."""
     with_it = load(checkpoint, place, streams=8)
     assert with_it.runner.networks.pdl  # type: ignore[attr-defined]
-    monkeypatch.setattr("deployments.gpu.launch.launches_early", lambda device: False)
+    monkeypatch.setattr("deployments.talker.networks.fused_networks.is_hopper", lambda device: False)
     without_it = load(checkpoint, place, streams=8)
     assert not without_it.runner.networks.pdl  # type: ignore[attr-defined]
     draw, steps = np.random.default_rng(0), 500

@@ -287,7 +287,7 @@ def test_many_parts_are_several_jobs(fake: FakeJobs, file: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ([], r'the book has lines of Bob: add --voice-of "Bob=VOICE"'),
-    (["--voice-of", "Bob=x", "--voice-of", "Eve=y"], "--voice-of Eve: the book has no speaker of this name; it has"),
+    (["--voice-of", "Bob=x", "--voice-of", "Eve=y"], "--voice-of Eve: the book has no speaker with this name; it has"),
     (["--voice-of", "Bob"], "write NAME=VOICE"),
     (["--voice-of", "Bob=x", "-o", "a.aac"], r"a.aac: the file extension must be one of .m4b, .mp3"),
     (["--voice-of", "Bob=x", "--timed"], r"--timed needs subtitles \(.srt, .vtt\): .*night.txt has no times"),

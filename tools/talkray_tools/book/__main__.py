@@ -231,7 +231,7 @@ def _voices(given: Sequence[str], found: Book, *, required: bool) -> dict[str, s
     speakers = found.speakers()
     if unknown := [name for name in voices if name not in speakers]:
         named = f"it has {', '.join(speakers)}" if speakers else "it has no lines that begin with [NAME]:"
-        raise InvalidRequest(f"--voice-of {unknown[0]}: the book has no speaker of this name; {named}", "voice_of")
+        raise InvalidRequest(f"--voice-of {unknown[0]}: the book has no speaker with this name; {named}", "voice_of")
     if required and (silent := [name for name in speakers if name not in voices]):
         wanted = " ".join(f'--voice-of "{name}=VOICE"' for name in silent)
         raise InvalidRequest(f"the book has lines of {', '.join(silent)}: add {wanted}", "voice_of")

@@ -222,10 +222,10 @@ class ReportBench:
                     lines = (folder / "smaps_rollup").read_text().splitlines()
                     total_kib += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         values = {"host_gib": total_kib / 2**20}
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-            used = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
-            values["gpu_gib"] = sum(map(float, used)) / 1024
+        with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):
+            gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]  # where the server's talker runs
+            query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+            values["gpu_gib"] = float(subprocess.run(query, capture_output=True, text=True, check=True).stdout) / 1024
         return values
 
 

@@ -113,9 +113,12 @@ def test_the_lane_and_a_step_do_not_disturb_each_other(talker: Talker) -> None:
             made_by.run_pending_advance()
         lane.run_pending_advance()
         made.append((step.result().tolist(), first.result().tolist()))
+        if lane.on_gpu:
+            torch.cuda.synchronize()  # the lane's stream may still write the newcomer's state
     assert made[0] == made[1]
     for tensor in ("hidden", "packed", "seen"):
-        assert torch.equal(getattr(quiet.state, tensor)[:3], getattr(beside.state, tensor)[:3]), tensor
+        one, other = (getattr(each.state, tensor)[:3] for each in (quiet, beside))
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_deterministic_frames_depend_on_nothing_else(talker: Talker) -> None:

@@ -21,6 +21,7 @@ from deployments.gpu import launch
 from deployments.talker.kernels import matmul
 from deployments.talker.kernels.matmul import Product, like_rows
 from deployments.talker.model.talker import Talker
+from deployments.talker.networks import fused_networks
 from tests.deployments.interpreter import INTERPRETED
 from tests.deployments.talker.kernels.test_fused_networks import frames, runner
 from tests.deployments.talker.kernels.test_matmul import DOT
@@ -80,7 +81,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     monkeypatch.setattr(launch, "gdc_wait", waited)
     monkeypatch.setattr(launch, "gdc_launch_dependents", lambda **options: None)
     monkeypatch.setattr(matmul, "prefetch_to_l2", lambda start, num_bytes: None)  # fetches, and reads nothing
-    monkeypatch.setattr(launch, "launches_early", lambda device: True)
+    monkeypatch.setattr(fused_networks, "is_hopper", lambda device: True)
     return made
 
 
