@@ -13,8 +13,8 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from deployments.serving import ray_metrics, ray_private
-from deployments.serving.collector import freeze_loaded
 from deployments.serving.handles import ask_all_replicas
+from deployments.serving.processes import freeze_loaded
 from serve_app.api.application import create_api
 from serve_app.api.early_status import EarlyStatusProtocol
 from serve_app.api.routing import dialects_of

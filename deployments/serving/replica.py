@@ -18,8 +18,8 @@ from ray import serve
 from deployments.errors import InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost
 from deployments.protocol import FrameChunk, PcmChunk, with_mark
 from deployments.serving import ray_private
-from deployments.serving.collector import freeze_loaded
 from deployments.serving.handles import ItemReader
+from deployments.serving.processes import freeze_loaded
 
 logger = logging.getLogger(__name__)
 

@@ -53,14 +53,6 @@ class TalkerStream(ReplicaStream[FrameChunk, Given]):
         self._received.add(chunk, self._received.samples + len(chunk.pcm) // 2)
 
 
-class AllFrames(TalkerStream[FrameChunk]):
-    """Stream of all frames after the request's prefix, unchanged."""
-
-    def receive(self, chunk: FrameChunk) -> FrameChunk:
-        self._collect(chunk)
-        return chunk
-
-
 class TalkerAudio(TalkerStream[PcmChunk]):
     """Audio for one segment, decoded by talkers. `receive` raises EngineError if audio is missing at the end."""
 

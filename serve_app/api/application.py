@@ -15,6 +15,7 @@ from starlette.requests import HTTPConnection
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
 from serve_app.api.access.access_control import AccessControl
+from serve_app.api.access.callers import VISITOR
 from serve_app.api.catalogue import check_default, check_model, not_loaded
 from serve_app.api.context import HeadAsGet, RequestContext, state_of
 from serve_app.api.docs_page import DOCS_PATHS, docs_routes
@@ -32,7 +33,6 @@ from serve_app.speech.model_state import ModelStatus, ready
 from serve_app.speech.observers import Observe
 from serve_app.speech.speech_models import SpeechModel, SpeechModels, always
 from serve_app.speech.utterance_synthesizer import Synthesizer
-from serve_app.visitor import VISITOR
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import StartError
-from serve_app.api import openai_models, openai_speech
+from serve_app.api import openai
 from serve_app.api.context import ENDPOINT_DIALECT, state_of
 from serve_app.api.error_replies import translate
 from serve_app.api.speech_service import SpeechService
@@ -21,7 +21,7 @@ from serve_app.extension import Charge, Dialect, Extension, JsonRoute, Route, So
 
 def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
     """Return the core's dialects, then those of the extensions. Raises StartError if two extensions share a path."""
-    core = Extension("the core", dialects=(openai_speech.DIALECT, openai_models.DIALECT))
+    core = Extension("the core", dialects=(openai.SPEECH_DIALECT, openai.LIST_DIALECT))
     _check_places(every := (core, *extensions))
     return tuple(dialect for extension in every for dialect in extension.dialects)
 

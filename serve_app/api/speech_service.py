@@ -19,7 +19,7 @@ from serve_app.api.context import state_of
 from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.parsing.client_input import object_of, read_body
 from serve_app.api.request_record import RequestRecord, start_marks
-from serve_app.api.resolve.build_utterance import build_utterance
+from serve_app.api.resolve.make_request import build_utterance
 from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 

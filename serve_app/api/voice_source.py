@@ -25,7 +25,7 @@ class KeptVoice(Protocol):
         ...
 
     @property
-    def sampling(self) -> Mapping[str, object]:
+    def sampling(self) -> Mapping[str, Any]:
         """Sampling options for requests that do not set them, by field."""
         ...
 

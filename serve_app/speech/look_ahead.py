@@ -8,8 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
-from serve_app.speech.segments import Segments
-from serve_app.speech.stream_tail import StreamTail
+from serve_app.speech.segments import Segments, StreamTail
 
 # A later segment is prefetched while more than this many seconds of sent audio remain to be played.
 _LEAD_S = 1.0

@@ -1,17 +1,20 @@
-"""Utterances and their segments, each with its text, pause and speed."""
+"""Utterances, their segments, each with its text, pause and speed, and the tails from which later speech continues."""
 
 import hashlib
 import logging
 import re
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Self
 
+import numpy as np
+
 from deployments.listener import Listener
-from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, Frame, PcmChunk, SynthesisRequest, Tail
 from deployments.serving import metrics
-from serve_app.speech.stream_tail import StreamTail
+from serve_app.text.characters import is_ideograph
 from serve_app.text.languages import detected
 from serve_app.text.splitting import split_text
 from serve_app.text.spoken import TextSpan
@@ -22,6 +25,8 @@ _SEED_BITS = 53  # JavaScript numbers are exact to 53 bits, and clients may send
 _SEED_BYTES = 8
 SECOND_ATTEMPT = -1  # used instead of a segment number in `segment_seed`; segments count from 0
 _SPACES = re.compile(r"\s*+")
+_MOST_FRAMES, _LEAST_FRAMES = 25, 5  # length of a tail in frames, at most 2 s
+_MOST_CHARS = 100  # of a tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,42 @@ def count_redraw(request: SynthesisRequest, reason: FinishReason | None) -> None
     """Count and log the redraw of `request`. `reason`: why speech ended, or None if it ended without samples."""
     metrics.REDRAWN.record(1, reason=reason or "none", model=request.model)
     logger.warning("request %s ended badly before it was sent (%s), trying another seed", request.request_id, reason)
+
+
+class StreamTail:
+    """Collects a stream's last codes."""
+
+    def __init__(self) -> None:
+        self._codes: deque[Frame] = deque(maxlen=_MOST_FRAMES)
+        self._num_frames = 0
+        self._reason: FinishReason | None = None
+
+    def add(self, chunk: PcmChunk) -> None:
+        self._codes.extend(chunk.codes)
+        self._num_frames += len(chunk.codes)
+        self._reason = chunk.finish_reason
+
+    @property
+    def is_over(self) -> bool:
+        return self._reason is not None
+
+    def tail(self, text: str) -> Tail | None:
+        """Return the tail of a stream that has spoken `text`, or None if the stream was cut off or is too short.
+
+        The tail starts at a word boundary, assuming that all characters take the same time to speak.
+        """
+        text = text.strip()
+        if self._reason is not FinishReason.STOP or not text:
+            return None
+        frames_per_char = self._num_frames / len(text)
+        for start in range(max(0, len(text) - _MOST_CHARS), len(text)):
+            num_frames = round((len(text) - start) * frames_per_char)
+            if num_frames < _LEAST_FRAMES:
+                break
+            if num_frames <= len(self._codes) and _begins_word(text, start):
+                gap = "" if is_ideograph(text[-1]) else " "
+                return Tail(text[start:] + gap, np.stack(list(self._codes)[-num_frames:]))
+        return None
 
 
 class Segments:
@@ -228,3 +269,8 @@ def segment_seed(seed: int, number: int) -> int:
         return seed
     digest = hashlib.blake2b(f"{seed}.{number + 1}".encode(), digest_size=_SEED_BYTES)
     return int.from_bytes(digest.digest())
+
+
+def _begins_word(text: str, place: int) -> bool:
+    is_start = not place or text[place - 1].isspace() or is_ideograph(text[place])
+    return is_start and not text[place].isspace()

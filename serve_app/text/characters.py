@@ -4,9 +4,8 @@ import re
 import unicodedata
 from itertools import groupby
 
-_CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
-_CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
-_IDEOGRAPH = re.compile(_CJK)
+CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
+_IDEOGRAPH = re.compile(CJK)
 _MARKS = re.compile(r"[^\w\s]{31,}")  # no letter carries this many combining marks
 _HIDDEN = ("Cc", "Cf")
 
@@ -41,31 +40,6 @@ def without_halves(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def whole_characters(text: str) -> tuple[str, str]:
-    """Join surrogate pairs into characters. Also return a trailing high surrogate, whose pair may follow later."""
-    end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
-    return without_halves(text[:end]), text[end:]
-
-
 def is_ideograph(char: str) -> bool:
     """Return whether `char` belongs to a script without spaces between words."""
     return _IDEOGRAPH.match(char) is not None
-
-
-def without_cjk_spaces(text: str) -> str:
-    """Remove spaces between ideographs, because clients split text there and add spaces."""
-    return _CJK_SPACE.sub("", text)
-
-
-def end_of_certain(text: str) -> int:
-    """Return the end of the stable part of `text`. Spaces after a final ideograph are not stable, because another
-    ideograph may follow.
-    """
-    stripped = text.rstrip()
-    return len(stripped) if is_ideograph(stripped[-1:]) else len(text)
-
-
-def end_of_visible(text: str, num_visible: int) -> int:
-    """Return the offset in `text` after `num_visible` characters, not counting spaces."""
-    ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
-    return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0

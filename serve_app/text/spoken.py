@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from serve_app.text.characters import is_speakable
 
@@ -73,10 +72,3 @@ class SpokenText:
     def pieces(self) -> Iterator[SpokenPiece]:
         """Yield the complete text, as sent and as spoken."""
         yield SpokenPiece(self.sent, self.text)
-
-
-class WrittenSoFar(Protocol):
-    """Text that is still being written."""
-
-    text: str  # the text as sent
-    parts: list[SpokenPiece]  # the same text with its spoken forms

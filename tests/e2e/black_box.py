@@ -5,7 +5,6 @@
 
 import contextlib
 import http.client
-import json
 import os
 import shlex
 import signal
@@ -21,7 +20,7 @@ import pytest
 
 from serve_app.cli.ray_settings import free_port
 from tests.e2e import family
-from tools.suites.raw import SPEECH, ask
+from tools.suites.raw import SPEECH, answered, ask
 
 COMMAND = shlex.split(os.environ.get("TALKRAY_COMMAND", f"{sys.executable} -m serve_app"))
 START_S = 240.0  # of a busy machine
@@ -152,7 +151,8 @@ class ServerCommand:
 
     def _ask(self, path: str, fields: Mapping[str, object] | None) -> int | str:
         try:
-            return ask(self.port, fields, path=path, headers=self._headers())[0]
+            method = "GET" if fields is None else "POST"
+            return ask(self.port, fields, operation=f"{method} {path}", headers=self._headers())[0]
         except (OSError, http.client.HTTPException) as error:
             return type(error).__name__
 
@@ -162,16 +162,10 @@ class ServerCommand:
     @contextlib.contextmanager
     def speaking(self) -> Iterator[http.client.HTTPResponse]:
         """An utterance of minutes, of which some has been heard."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        body = json.dumps({**_BODY, **ENDLESS})
-        connection.request("POST", SPEECH, body, {"Content-Type": "application/json", **self._headers()})
-        answer = connection.getresponse()
-        assert answer.status == 200
-        assert answer.read(1)
-        try:
+        with answered(self.port, {**_BODY, **ENDLESS}, headers=self._headers()) as answer:
+            assert answer.status == 200
+            assert answer.read(1)
             yield answer
-        finally:
-            connection.close()
 
     def end(self) -> None:
         """Kill whatever is left; a test's last act."""

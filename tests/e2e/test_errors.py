@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -11,6 +10,7 @@ from deployments.protocol import SynthesisRequest
 from tests.e2e.conftest import TALKER
 from tests.e2e.speech import PATH, Pools, body, fetch
 from tools.suites.processes import marked, read_logs
+from tools.suites.raw import BOUND_S, connected, read_to_end
 
 pytestmark = pytest.mark.anyio
 
@@ -23,13 +23,11 @@ async def test_a_refusal_of_the_talker(pools: Pools) -> None:
     assert await pools.refusal(long) == ("input", "context_length_exceeded")
 
 
-async def test_a_path_without_its_slash(server: str) -> None:
+def test_a_path_without_its_slash(server: str) -> None:
     """No route can have it: that is the request's fault, not that of a replica that was not found."""
-    address = urlsplit(server)
-    reader, writer = await asyncio.open_connection(address.hostname, address.port)
-    writer.write(b"GET health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
-    head, _, content = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
+    with connected(int(server.rpartition(":")[2])) as raw:
+        raw.sendall(b"GET health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+        head, _, content = read_to_end(raw, BOUND_S).partition(b"\r\n\r\n")
     assert head.split()[1] == b"400"
     assert json.loads(content)["error"]["code"] == "invalid_path"
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from serve_app.api.access.callers import EVERYBODY, VISITOR
 from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
-from serve_app.visitor import EVERYBODY, VISITOR
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.black_box import ServerCommand, serving

@@ -4,6 +4,7 @@ Clients are told apart by addresses, 127.0.0.x.
 """
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from tests.e2e.black_box import INGRESS, ServerCommand, create_key, serving
 from tests.e2e.sockets import listeners
 from tools.suites.processes import read_logs
-from tools.suites.raw import RawSocket, ask, connected, deflated, read_to_end, unfinished
+from tools.suites.raw import RawSocket, ask, connected, deflated, read_to_end, request
 
 pytestmark = pytest.mark.hostile
 
@@ -29,6 +30,11 @@ api:
 """
 SHORT = {"input": "Hello.", "voice": "alloy", "response_format": "pcm", "max_new_tokens": 2}
 MIB = 1 << 20
+
+
+def unfinished(raw: socket.socket, key: str = "") -> None:
+    """The head of a request and a small part of its body."""
+    raw.sendall(request(b'{"input":', {"Authorization": f"Bearer {key}"} if key else {}, announced=100_000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ def test_connections_of_one_address_are_limited(guarded: Guarded) -> None:
             with suppress(ConnectionError):
                 raw = opened.enter_context(connected(guarded.port, "127.0.0.31"))
                 unfinished(raw, guarded.key)
-        status, _, _ = ask(guarded.port, path="/health", source="127.0.0.32")
+        status, _, _ = ask(guarded.port, operation="GET /health", source="127.0.0.32")
     assert status == 200
 
 

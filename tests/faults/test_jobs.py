@@ -5,8 +5,8 @@ import json
 import os
 import signal
 import time
-import urllib.error
-import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 
 from serve_app.config import AppConfig
@@ -16,6 +16,7 @@ from serve_app.extensions.jobs.stored_job import MadeSegment
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.voice_store import VoiceStore
 from tools.suites.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
+from tools.suites.raw import ask
 
 JOBS, PATH = "Jobs", "/v1/audio/jobs"
 PARTS = 80
@@ -31,36 +32,34 @@ def app(tmp_path: Path) -> AppConfig:
     return pools.model_copy(update={"api": api})
 
 
-def ask(service: Service, path: str, body: object = None, *, method: str | None = None) -> dict[str, object]:
+def asked(
+    service: Service, path: str, body: Mapping[str, object] | None = None, *, method: str = ""
+) -> dict[str, object]:
     """Asked again while no replica answers. A 404 is an answer."""
-    until_s = time.monotonic() + 60
+    until_s, port = time.monotonic() + 60, int(service.url.rpartition(":")[2])
+    operation = f"{method or ('GET' if body is None else 'POST')} {path}"
     while True:
-        content = None if body is None else json.dumps(body).encode()
-        try:
-            request = urllib.request.Request(service.url + path, content, method=method)
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                answered: dict[str, object] = json.load(answer)
-                return answered
-        except urllib.error.HTTPError as error:
-            if error.code not in (503, 504):
-                raise AssertionError(error.read()) from error
-            assert time.monotonic() < until_s
-            time.sleep(0.2)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            assert time.monotonic() < until_s
-            time.sleep(0.2)
+        status, content = 503, b""
+        with contextlib.suppress(OSError, HTTPException):
+            status, _, content = ask(port, body, operation=operation)
+        if status < 300:
+            answered: dict[str, object] = json.loads(content)
+            return answered
+        assert status in (503, 504), content
+        assert time.monotonic() < until_s
+        time.sleep(0.2)
 
 
 def reach(service: Service, job: str, segments: int) -> None:
     until_s = time.monotonic() + _BOUND_S
-    while (state := ask(service, f"{PATH}/{job}"))["segments"]["done"] < segments:  # type: ignore[index]
+    while (state := asked(service, f"{PATH}/{job}"))["segments"]["done"] < segments:  # type: ignore[index]
         assert state["status"] in ("queued", "running", "paused"), state
         assert time.monotonic() < until_s, state
         time.sleep(0.05)
 
 
 def begin(service: Service) -> str:
-    return str(ask(service, PATH, {**BODY, "inputs": INPUTS})["id"])
+    return str(asked(service, PATH, {**BODY, "inputs": INPUTS})["id"])
 
 
 def codes(tmp_path: Path, job: str) -> dict[str, bytes]:
@@ -95,7 +94,7 @@ def test_kills_an_update_and_a_restart_leave_each_segment_made_once(tmp_path: Pa
                 os.kill(process, signal.SIGKILL)
     with serving(application) as service:
         reach(service, job, PARTS)
-        assert ask(service, f"{PATH}/{job}")["status"] == "completed"
+        assert asked(service, f"{PATH}/{job}")["status"] == "completed"
     wanted = codes(tmp_path, undisturbed)
     assert len(wanted) == PARTS
     assert codes(tmp_path, job) == wanted
@@ -106,7 +105,7 @@ def test_a_job_that_is_deleted_while_it_runs_leaves_nothing(tmp_path: Path) -> N
         for _ in range(3):
             job = begin(service)
             reach(service, job, 6)
-            assert ask(service, f"{PATH}/{job}", method="DELETE")["deleted"]
+            assert asked(service, f"{PATH}/{job}", method="DELETE")["deleted"]
             time.sleep(LEFT_S)  # for what was running to end, if it were not cancelled
             left = [file for file in (tmp_path / "store").rglob("*") if job in str(file) and file.is_file()]
             assert not left
@@ -126,9 +125,9 @@ def test_jobs_are_made_and_cancelled_while_their_replica_is_replaced(tmp_path: P
         while (replaced := service.processes(JOBS)) == before or len(replaced) > 1 or len(kept) < 6:
             kept.append(begin(service))
             cancelled.append(begin(service))
-            assert ask(service, f"{PATH}/{cancelled[-1]}/cancel", {})["status"] == "cancelled"
+            assert asked(service, f"{PATH}/{cancelled[-1]}/cancel", {})["status"] == "cancelled"
             for job in kept:
-                assert ask(service, f"{PATH}/{job}")["status"] in ("queued", "running", "completed")
+                assert asked(service, f"{PATH}/{job}")["status"] in ("queued", "running", "completed")
             assert time.monotonic() < until_s
         reach(service, kept[0], PARTS)
-        assert {ask(service, f"{PATH}/{job}")["status"] for job in cancelled} == {"cancelled"}
+        assert {asked(service, f"{PATH}/{job}")["status"] for job in cancelled} == {"cancelled"}

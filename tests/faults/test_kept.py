@@ -13,12 +13,11 @@ import re
 import signal
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -31,6 +30,7 @@ from tests.faults.hosts import Hosts, serving_on_hosts
 from tests.faults.test_stored_voices import SEEN_S, held
 from tests.serve_app.extensions.voices.speakers import wav
 from tools.suites.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
+from tools.suites.raw import ask
 
 KILLS = int(os.environ.get("TALKRAY_KILLS", "2"))
 # How each kind is found among the processes, and the pool that is whole again before the next kill.
@@ -78,16 +78,16 @@ class Owner:
 
     def ask(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> tuple[int, dict[str, object]]:
         """The status and the JSON of the answer; 0 where there is none."""
-        headers = {"authorization": f"Bearer {self.key}", "content-type": kind or "application/json"}
-        request = urllib.request.Request(self.url + path, body, headers, method=method)
+        address = urlsplit(self.url)
+        headers = {"Authorization": f"Bearer {self.key}"} | ({"Content-Type": kind} if kind else {})
+        where = {"host": address.hostname, "operation": f"{method} {path}", "headers": headers}
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            told = error.read()
-            if error.code not in (404, 429, 503, 504):  # what the owner asks for is right, and may be asked again
-                self.faults.append(f"{method} {path}: {error.code} {told[:300]!r}")
-            return error.code, {}
+            status, _, told = ask(address.port or 80, body, **where)
+            if status < 300:
+                return status, json.loads(told)
+            if status not in (404, 429, 503, 504):  # what the owner asks for is right, and may be asked again
+                self.faults.append(f"{method} {path}: {status} {told[:300]!r}")
+            return status, {}
         except (OSError, ValueError, HTTPException):  # refused, reset, or an answer that ends early
             return 0, {}
 

@@ -1,18 +1,17 @@
 """One client that asks for all it can get, on a machine that is busy with other work: the others are spoken."""
 
-import json
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from http.client import HTTPConnection, HTTPException
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPException
 
 import pytest
 
 from tests.e2e.black_box import ServerCommand, serving
-from tools.suites.raw import BOUND_S, SPEECH, ask
+from tools.suites.raw import answered, ask
 
 # Processes that never wait, for each core two or three.
 BUSY = 6
@@ -46,14 +45,11 @@ def busy_machine() -> Iterator[None]:
 def greedy_client(port: int, text: str, seen: list[int]) -> Iterator[None]:
     """One request at a time; whatever comes of one, the next follows. It leaves in the middle of its last one."""
     enough = threading.Event()
-    fields = json.dumps({**SHORT, "input": text, "max_new_tokens": 600})
+    fields = {**SHORT, "input": text, "max_new_tokens": 600}
 
     def ask_on() -> None:
         while not enough.is_set():
-            own = HTTPConnection("127.0.0.1", port, timeout=BOUND_S, source_address=("127.0.0.66", 0))
-            with closing(own), suppress(OSError, HTTPException):
-                own.request("POST", SPEECH, fields, {"Content-Type": "application/json"})
-                answer = own.getresponse()
+            with suppress(OSError, HTTPException), answered(port, fields, source="127.0.0.66") as answer:
                 seen.append(answer.status)
                 while not enough.is_set() and answer.read1(4096):
                     pass

@@ -3,10 +3,7 @@
 import asyncio
 import json
 import time
-import urllib.request
-from collections.abc import Sequence
-from contextlib import closing
-from http.client import HTTPConnection
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ray import serve
@@ -21,6 +18,7 @@ from tests.e2e.test_two_ingresses import http_ports
 from tests.serve_app.extensions.voices.speakers import wav
 from tools.experiments.faults.polite import difference
 from tools.suites.pools import Service, config, serving, tiny_model
+from tools.suites.raw import SPEECH, ask
 
 BODY = {"input": "Hello there.", "response_format": "pcm", "seed": 7, "max_new_tokens": 12, "ignore_eos": True}
 SEEN_S = 5.0  # a change, by every ingress replica
@@ -42,12 +40,9 @@ def ports(service: Service) -> list[int]:
     return listening
 
 
-def ask(port: int, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
-    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
-        connection.request(method, path, body, {"content-type": kind})
-        answer = connection.getresponse()
-        content = answer.read()
-    assert answer.status == 200, content
+def said(port: int, operation: str, sent: Mapping[str, object] | bytes | None = None, **headers: str) -> bytes:
+    status, _, content = ask(port, sent, operation=operation, headers=headers)
+    assert status == 200, content
     return content
 
 
@@ -58,12 +53,12 @@ def store(port: int, name: str) -> str:
     ]
     head = b'--x\r\ncontent-disposition: form-data; name="audio_sample"; filename="a.wav"\r\n\r\n'
     content = b"".join([*parts, head, wav(), b"\r\n--x--\r\n"])
-    answer = ask(port, "POST", "/v1/audio/voices", content, "multipart/form-data; boundary=x")
-    return str(json.loads(answer)["id"])
+    kind = {"Content-Type": "multipart/form-data; boundary=x"}
+    return str(json.loads(said(port, "POST /v1/audio/voices", content, **kind))["id"])
 
 
 def speak(port: int, voice: str) -> bytes:
-    return ask(port, "POST", "/v1/audio/speech", json.dumps({**BODY, "voice": voice}).encode())
+    return said(port, f"POST {SPEECH}", {**BODY, "voice": voice})
 
 
 async def held(*voices: StoredVoice, pools: Sequence[str] = ("Talker", "Codec")) -> list[dict[str, list[int]]]:
@@ -104,14 +99,14 @@ def test_a_voice_that_stays_and_one_that_goes(tmp_path: Path) -> None:
         for voice in (goes, probe):
             speak(one, voice)
         gone, there = record(place, goes), record(place, probe)
-        ask(one, "DELETE", f"/v1/audio/voices/{goes}")
+        said(one, f"DELETE /v1/audio/voices/{goes}")
         time.sleep(SEEN_S)  # the bound that is promised
         for port in (one, other):
-            listed = json.loads(ask(port, "GET", "/v1/audio/voices"))["voices"]
+            listed = json.loads(said(port, "GET /v1/audio/voices"))["voices"]
             assert [voice["id"] for voice in listed] == [stays, probe]
         of_gone, of_there = loop.run(held(gone, there))
         assert of_gone == {"Talker": [0, 0], "Codec": [0, 0]}
         assert all(sum(replicas) > 0 for replicas in of_there.values())  # so these counts tell something
-        with urllib.request.urlopen(f"{service.url}/v1/audio/voices", timeout=30) as answer:
-            assert len(json.load(answer)["uploaded_voices"]) == 2
+        public = int(service.url.rpartition(":")[2])
+        assert len(json.loads(said(public, "GET /v1/audio/voices"))["uploaded_voices"]) == 2
     assert {file.stem for file in (place / "voices").iterdir()} == {stays, probe}

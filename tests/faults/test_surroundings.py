@@ -8,7 +8,6 @@ import io
 import os
 import resource
 import shutil
-import socket
 import ssl
 import struct
 import subprocess
@@ -29,7 +28,7 @@ from tests.e2e.black_box import HAPROXY, INGRESS, ServerCommand, as_user, create
 from tests.faults.front import certificate, tls_front
 from tests.faults.test_hostile_clients import MIB, SHORT, resident
 from tools.suites.pools import tiny_model
-from tools.suites.raw import ask
+from tools.suites.raw import ask, connected
 
 NOBODY = 54321  # no user of this machine has this number
 PER_MINUTE = 20
@@ -139,8 +138,7 @@ def test_thousands_of_idle_connections(public: Public) -> None:
         with ExitStack() as opened:
             for number in range(IDLE):
                 source = f"127.0.0.{80 + number % 6}"
-                raw = socket.create_connection(("127.0.0.1", public.server.port), 30, source_address=(source, 0))
-                opened.enter_context(raw)
+                raw = opened.enter_context(connected(public.server.port, source))
                 if number % 2:
                     raw.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     assert raw.recv(4096).startswith(b"HTTP/1.1 200 ")
@@ -152,7 +150,7 @@ def test_thousands_of_idle_connections(public: Public) -> None:
 
 
 def test_who_says_nothing_is_closed(public: Public) -> None:
-    with socket.create_connection(("127.0.0.1", public.server.port), 6 * SILENT_S) as raw:
+    with connected(public.server.port) as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\n")
         assert raw.recv(4096).startswith(b"HTTP/1.1 408 ")
 

@@ -23,8 +23,7 @@ from deployments.protocol import Codes, FinishReason, PcmChunk, Reading, Synthes
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
-from serve_app.speech.segments import segment_seed
-from serve_app.speech.stream_tail import StreamTail
+from serve_app.speech.segments import StreamTail, segment_seed
 from talkray_tools.recogniser import Moonshine, Whisper, plain_words, word_errors
 from talkray_tools.spoken_texts import SENTENCES
 from talkray_tools.ways import sounding

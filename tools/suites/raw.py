@@ -16,26 +16,31 @@ BOUND_S = 60.0
 SPEECH = "/v1/audio/speech"
 
 
-def ask(
-    port: int, fields: Mapping[str, object] | None = None, *, path: str = SPEECH, host: str = "127.0.0.1",
-    source: str = "127.0.0.1", headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None,
-) -> tuple[int, dict[str, str], bytes]:  # fmt: skip
-    """Send one request on a new connection, and return status, headers and body. Without fields, send a GET."""
+@contextlib.contextmanager
+def answered(
+    port: int, sent: Mapping[str, object] | bytes | None = None, *, operation: str = f"POST {SPEECH}",
+    host: str = "127.0.0.1", source: str = "127.0.0.1", headers: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[http.client.HTTPResponse]:  # fmt: skip
+    """Send one request on a new connection, and yield the response. `sent`: JSON fields, or a body."""
     own: dict[str, Any] = {"timeout": BOUND_S, "source_address": (source, 0)}
     plain = http.client.HTTPConnection(host, port, **own)
     connection = plain if tls is None else http.client.HTTPSConnection(host, port, context=tls, **own)
     with contextlib.closing(connection):
-        body = None if fields is None else json.dumps(fields)
-        sent = {"Content-Type": "application/json", **(headers or {})}
-        connection.request("GET" if fields is None else "POST", path, body, sent)
-        answer = connection.getresponse()
+        method, path = operation.split()
+        body = json.dumps(sent) if isinstance(sent, Mapping) else sent
+        connection.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
+        yield connection.getresponse()
+
+
+def ask(port: int, sent: Any = None, **how: Any) -> tuple[int, dict[str, str], bytes]:
+    """Send one request with the arguments of `answered`, and return status, headers and body."""
+    with answered(port, sent, **how) as answer:
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
 
-@contextlib.contextmanager
-def connected(port: int, source: str = "127.0.0.1") -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", port), BOUND_S, source_address=(source, 0)) as raw:
-        yield raw
+def connected(port: int, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), BOUND_S, source_address=(source, 0))
 
 
 def request(body: bytes, headers: Mapping[str, str], *, announced: int | None = None) -> bytes:
@@ -44,11 +49,6 @@ def request(body: bytes, headers: Mapping[str, str], *, announced: int | None = 
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines += [f"Content-Length: {len(body) if announced is None else announced}", "", ""]
     return "\r\n".join(lines).encode() + body
-
-
-def unfinished(raw: socket.socket, key: str = "") -> None:
-    """Send the head of a request and a small part of its body."""
-    raw.sendall(request(b'{"input":', {"Authorization": f"Bearer {key}"} if key else {}, announced=100_000))
 
 
 def read_to_end(raw: socket.socket, within_s: float) -> bytes:

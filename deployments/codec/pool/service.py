@@ -15,13 +15,21 @@ from deployments.codec.pool.gate import DecodeGate
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.pool.workers import DecoderChoice, WorkerProcesses, Workers
 from deployments.config import CodecConfig, CodecPlacement
-from deployments.protocol import ALL_FRAMES, Codes, PcmChunk, Progress, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 from deployments.serving.failover import with_failover
-from deployments.serving.replica_streams import AllFrames, Generate
+from deployments.serving.replica_streams import Generate, TalkerStream
 from deployments.speech_detection import EndingGuard, LeadingSilence
 
 _GPU_FRAMES = 9  # number of first frames decoded on the GPU while the pool is idle; a CPU needs this time to take over
+
+
+class AllFrames(TalkerStream[FrameChunk]):
+    """Stream of all frames after the request's prefix, unchanged."""
+
+    def receive(self, chunk: FrameChunk) -> FrameChunk:
+        self._collect(chunk)
+        return chunk
 
 
 class Placement:

@@ -21,9 +21,10 @@ import torch
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
-from deployments.codec.decoder_state import DecoderState, SharedStates
+from deployments.codec.decoder_state import DecoderState
+from deployments.codec.pool.shared_states import SharedStates
 from deployments.codec.pool.workers import DecoderChoice, SharedOutcome, SharedOutcomes, SharedTask
-from deployments.serving.collector import freeze_loaded
+from deployments.serving.processes import freeze_loaded
 
 
 def serve(connection: Connection, decoder: CodecDecoder, states: SharedStates) -> None:

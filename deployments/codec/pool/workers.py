@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 
 from deployments.codec.batch import Decoded, DecodeTask, out_of_memory
 from deployments.codec.decoder import CodecDecoder, WarmUpResult
-from deployments.codec.decoder_state import Cell, DecoderState, SharedStates
+from deployments.codec.decoder_state import Cell, DecoderState
+from deployments.codec.pool.shared_states import SharedStates
 from deployments.errors import CodecLost, EngineError
 from deployments.protocol import Codes
-from deployments.serving.starvation import ThreadWork
+from deployments.serving.processes import ThreadWork
 
 logger = logging.getLogger(__name__)
 

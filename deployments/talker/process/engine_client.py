@@ -17,8 +17,8 @@ from deployments.errors import EngineError, TalkerLost
 from deployments.gpu import asleep
 from deployments.protocol import FrameChunk, Mailbox, ModelInfo, SynthesisRequest
 from deployments.serving import mailbox, metrics
+from deployments.serving.processes import any_runnable
 from deployments.serving.reports import report_stage
-from deployments.serving.starvation import any_runnable
 from deployments.talker.process import channel
 from deployments.weights.store import Report
 

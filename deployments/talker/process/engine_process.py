@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import FrameChunk, Mark, ModelInfo, SynthesisRequest
-from deployments.serving.collector import freeze_loaded
-from deployments.serving.starvation import ThreadWork
+from deployments.serving.processes import ThreadWork, freeze_loaded
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.process import channel

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.errors import Overloaded, TalkrayError
 from deployments.serving import metrics
-from serve_app.api.access.callers import Caller, Granted, Meter, Meters
+from serve_app.api.access.callers import EVERYBODY, STRANGER, VISITOR, Caller, Granted, Meter, Meters, Visitor
 from serve_app.api.access.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import (
@@ -25,7 +25,6 @@ from serve_app.api.error_replies import (
 from serve_app.api.headers import FORWARDED_FOR_HEADER
 from serve_app.api.parsing.uploads import Upload, Uploads
 from serve_app.config import ApiSettings
-from serve_app.visitor import EVERYBODY, STRANGER, VISITOR, Visitor
 
 # Paths that need no API key: probes send none, Open WebUI requests the two lists without a key, and a browser cannot
 # send a key when it loads a page.

@@ -1,15 +1,15 @@
-"""Callers and their limits: requests, streams, and fair sharing of resources among all callers."""
+"""Callers: what each may see, and their limits: requests, streams, and fair sharing of resources among all."""
 
 import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from deployments.errors import Overloaded
 from deployments.serving import metrics
-from serve_app.visitor import Visitor
 
 _MINUTE_S = 60.0
 # How to raise each limit, keyed by the reason for rejection.
@@ -21,6 +21,25 @@ _REMEDIES = {
 _STREAM_S = 1.0
 # Maximum number of meters for keys, and for addresses. Above this, the oldest meter without a stream is dropped.
 _MOST_METERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Caller that may access either its own voices or all voices.
+
+    `name` is the name of its API key: None without a key, and "" if the server requires no keys.
+    """
+
+    name: str | None
+    sees_all: bool = False
+
+
+STRANGER = Visitor(None)
+EVERYBODY = Visitor("", sees_all=True)
+# Caller of the current task's request, set by access control, jobs and the command line. A context variable cannot be
+# forgotten, whereas an argument would have to be passed through all dialects, and omitting it could expose a voice to a
+# stranger. A task that does not set it sees no voices.
+VISITOR: ContextVar[Visitor] = ContextVar("visitor", default=STRANGER)
 
 
 class Meter:

@@ -2,15 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 
-from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.headers import IGNORED_HEADER
 from serve_app.api.parsing.field_names import Names
-from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SpeechBody
-from serve_app.api.resolve.language import language_reason
-from serve_app.api.voice_source import KeptVoice
 from serve_app.text.spoken import SpokenText
 
 PREVIOUS = "previous_request_id"
@@ -19,49 +16,25 @@ Reasons = dict[str, str]  # reasons by field name
 _MOST_NAMED = 8
 _LONGEST_NAME = 40
 _CONTROL = re.compile(r"[^ -~]")
-_FOR_CLONING = ("ref_text", "x_vector_only_mode", "prepare")
 
 
+@dataclass(frozen=True, slots=True)
 class Ignored:
-    """Collects one request's ignored fields and the reason for each."""
+    """One request's fields, and why some of them have no effect."""
 
-    def __init__(self, sent: Mapping[str, object], names: Names, reasons: Mapping[str, str] | None = None) -> None:
-        """Create the collector. `sent`: fields under the dialect's `names`. `reasons`: reasons already determined by
-        the dialect.
-        """
-        self._sent, self._names, self._reasons = sent, names, dict(reasons or {})
+    sent: Mapping[str, object]  # fields under the dialect's `names`
+    names: Names
+    reasons: Reasons  # by the dialect's or Talkray's name of a field
 
-    def note(self, field: str, why: str | None) -> None:
-        """Record why `field` has no effect. `field` is the dialect's or Talkray's name. If `why` is None, the field
-        does have an effect.
-        """
-        if why is not None:
-            self._reasons[field] = why
-
-    def note_all(self, reasons: Reasons) -> None:
-        self._reasons |= reasons
-
-    def reasons_for(
-        self, body: SpeechBody, info: ModelInfo, *, further: Names, read: Collection[str], stored: KeptVoice | None
-    ) -> Reasons:
+    def reasons_for(self, without_effect: Reasons, further: Names) -> Reasons:
         """Return all ignored fields and the reasons, by the dialect's field names.
 
-        These are recorded fields, fields that have no effect on this model, and unknown fields. `body` was parsed from
-        the fields. `further`: known fields beyond the dialect's own. `read`: fields of EXTENSION_FIELDS that an
-        extension reads. `stored`: the stored voice of the request.
+        These are fields with one of the `reasons`, fields `without_effect` on this speech, and unknown fields.
+        `further`: known fields beyond the dialect's own.
         """
-        sent, names = self._sent, {**self._names, **further}
-        of_voice: Reasons = {}
-        if stored is not None:
-            has_style = stored.has_style(body.instructions)
-            if body.ref_text is not None:
-                of_voice["ref_text"] = "the stored voice has its own transcript"
-            if body.prepare is not None:
-                of_voice["prepare"] = "only applies to recordings in the request"
-            body = body.model_copy(update={"voice": None, **({"instructions": None} if has_style else {})})
+        sent, names = self.sent, {**self.names, **further}
         theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
-        by_our_names = {**dict(_without_effect(body, info)), **_unread(body, read), **of_voice, **self._reasons}
-        spelled = {theirs.get(name, name): reason for name, reason in by_our_names.items()}
+        spelled = {theirs.get(name, name): reason for name, reason in (without_effect | self.reasons).items()}
         first = {name: theirs[ours] for name, ours in names.items() if ours is not None and name in sent}
         spelled |= {name: f"{other} was sent too" for name, other in first.items() if other != name}
         return with_unknown(sent, names, spelled)
@@ -108,33 +81,6 @@ def in_message(reasons: Reasons) -> dict[str, object]:
 def _unknown_reason(name: str, known: list[str]) -> str:
     close = get_close_matches(name[:_LONGEST_NAME].lower(), known, n=1, cutoff=0.75)
     return f"unknown field, did you mean {close[0]}?" if close else "unknown field"
-
-
-def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, str]]:
-    """Yield fields that have no effect with this model or alongside other fields, and why."""
-    sent = body.model_fields_set
-    if info.kind is not ModelKind.CUSTOM_VOICE and body.voice is not None:
-        yield "voice", "the loaded model has no named voices"
-    if body.instructions and not info.supports_instructions:
-        yield "instructions", "the loaded model does not follow instructions"
-    if info.kind is not ModelKind.BASE:
-        yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
-    elif body.ref_text is not None and info.clones_by_vector:
-        yield "ref_text", "the loaded model uses only the speaker embedding of a recording"
-    elif body.ref_text is not None and body.x_vector_only_mode:
-        yield "ref_text", "x_vector_only_mode is true"
-    for switch, prefix in (("do_sample", ""), ("subtalker_dosample", SUBTALKER)):
-        if getattr(body, switch) is False:
-            options = (prefix + option for option in DRAWING_OPTIONS)
-            yield from ((name, f"{switch} is false") for name in options if name in sent)
-    if (reason := language_reason(body, info)) is not None:
-        yield "language", reason
-
-
-def _unread(body: SpeechBody, read: Collection[str]) -> Reasons:
-    """Return the fields in the request that need an extension which is not loaded."""
-    sent = (name for name in EXTENSION_FIELDS if name in body.model_fields_set and getattr(body, name))
-    return {name: "no loaded extension reads this field" for name in sent if name not in read}
 
 
 def of_text(spoken: SpokenText) -> Reasons:

@@ -17,9 +17,9 @@ from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.voice_source import KeptVoice, NoVoices, VoiceSource
 from serve_app.audio.recordings import Decode
 from serve_app.config import ApiSettings
+from serve_app.speech.observers import WordSource
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
-from serve_app.speech.words import WordSource
 from serve_app.text.characters import clean
 from serve_app.text.spoken import SPOKEN_FORMS, UNSPOKEN, SpokenText, TextSpan
 

@@ -1,4 +1,6 @@
-"""Selection of a request's voice: a speaker of the model, a stored voice, or a recording in the request."""
+"""Selection of a request's voice: a speaker of the model, a stored voice, or a recording in the request. Also errors
+for text in a language that the voice cannot speak.
+"""
 
 from dataclasses import dataclass
 
@@ -8,6 +10,7 @@ from serve_app.api import catalogue
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.voice_source import KeptVoice
+from serve_app.text.languages import AUTO, DETECT, foreign_language, has_region, language_name, looks_foreign
 
 NO_CLONES = "{} does not clone voices: load a Base checkpoint"
 
@@ -19,6 +22,11 @@ class ChosenVoice:
     name: str | None  # as in `SpeechBody.voice`; for speakers, the model's own spelling
     stored: KeptVoice | None = None
     reason: str | None = None  # why the voice differs from the requested voice
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """The `reason`, by field."""
+        return {"voice": self.reason} if self.reason else {}
 
 
 async def choose_voice(
@@ -72,3 +80,44 @@ def _speaker(resolver: Resolver, named: object, info: ModelInfo, *, lenient: boo
 def _stored(resolver: Resolver, name: str | None, info: ModelInfo) -> str | None:
     """Return why a stored voice cannot be used, or None if `name` is not a stored voice."""
     return None if resolver.voices.known(name) is None else f"a stored voice, {NO_CLONES.format(info.name)}"
+
+
+def language_reason(body: SpeechBody, info: ModelInfo, language: str | None) -> str | None:
+    """Return why the field `language` has less effect than a client may expect, or None. `language`: the language that
+    is spoken, or None if the model does not speak the named one.
+    """
+    if not body.any_language and (foreign := looks_foreign(body.input, info.languages)):
+        return f"the text looks {foreign}, but the loaded voice speaks {', '.join(info.languages)}"
+    if language == DETECT and not body.input:
+        return "streamed text is spoken as auto, without detection"
+    if language is None:
+        return f"not supported by the loaded voice, which speaks {', '.join(info.languages)}: used auto"
+    return f"spoken as {language}: regions and scripts are ignored" if has_region(body.language) else None
+
+
+def check_language(text: str, body: SpeechBody, info: ModelInfo, speaker: str | None) -> None:
+    """Raise InvalidRequest if `text` is clearly in a language that the voice cannot speak."""
+    if not body.any_language and language_name(body.language) in (AUTO, DETECT):
+        foreign = foreign_language(text, info.languages)
+        if foreign is not None:
+            raise not_spoken("input", f"the text is written in {foreign}", info, speaker)
+
+
+def unspoken_script(text: str, info: ModelInfo, speaker: str | None) -> InvalidRequest | None:
+    """Return the error if the model cannot speak the text's script, or None if the script is not the cause."""
+    if (script := foreign_language(text, info.languages)) is None:
+        return None
+    message = f"input is written in {script}, so none of it can be spoken; {speaks(info, speaker)}."
+    return InvalidRequest(message, "input", "unsupported_language")
+
+
+def speaks(info: ModelInfo, speaker: str | None) -> str:
+    """Describe the languages of the model's speaker, or of the model, for error messages."""
+    speaker_name = info.name if speaker is None else f"the voice {speaker!r} of {info.name}"
+    return f"{speaker_name} speaks {', '.join(info.languages)}"
+
+
+def not_spoken(param: str, reason: str, info: ModelInfo, speaker: str | None) -> InvalidRequest:
+    """Return the error for a language that the voice cannot speak."""
+    remedy = 'Set "any_language" to true to try it anyway'
+    return InvalidRequest(f"{param}: {reason}; {speaks(info, speaker)}. {remedy}.", param, "unsupported_language")

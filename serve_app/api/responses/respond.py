@@ -25,8 +25,8 @@ from serve_app.api.responses.speech_response import (
 )
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
+from serve_app.speech.observers import WordSource
 from serve_app.speech.segments import Utterance, count_redraw
-from serve_app.speech.words import WordSource
 
 
 async def respond(

@@ -25,8 +25,8 @@ from serve_app.api.request_record import Usage
 from serve_app.api.resolve.ignored_fields import Reasons, in_message
 from serve_app.api.responses.whole_audio import PART_BYTES, ByteQuota, collected, parts_of
 from serve_app.audio.formats import Rendering
+from serve_app.speech.observers import Word, WordSource, marked, word_entries
 from serve_app.speech.segments import ended_badly
-from serve_app.speech.words import Word, WordSource, marked, word_entries
 
 logger = logging.getLogger(__name__)
 

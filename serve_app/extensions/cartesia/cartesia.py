@@ -33,7 +33,7 @@ from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed,
 from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.stored_voice import Details, SentRecording, StoredLexicon
 from serve_app.extensions.voices.voice_store import StoreFailed
-from serve_app.speech.words import Word, WordSource, marked
+from serve_app.speech.observers import Word, WordSource, marked
 from serve_app.text.languages import language_code, language_name
 
 RAW = {

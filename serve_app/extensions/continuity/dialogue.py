@@ -10,14 +10,14 @@ from starlette.responses import Response
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api.context import state_of
-from serve_app.api.resolve.build_utterance import build_utterance
+from serve_app.api.resolve.make_request import build_utterance
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.responses.respond import AudioSource
 from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer
 from serve_app.api.speech_service import SpeechService
 from serve_app.extensions.word_times.word_times import WordTimes
+from serve_app.speech.observers import WordSource
 from serve_app.speech.segments import Utterance, segment_seed
-from serve_app.speech.words import WordSource
 from serve_app.text.spoken import SpokenText
 
 

@@ -14,8 +14,7 @@ from serve_app.api.resolve.ignored_fields import PREVIOUS
 from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.extension import Opened
 from serve_app.speech.observers import Observer
-from serve_app.speech.segments import Utterance
-from serve_app.speech.stream_tail import StreamTail
+from serve_app.speech.segments import StreamTail, Utterance
 
 NO_TAIL = "no recent finished request with this voice has this ID"
 

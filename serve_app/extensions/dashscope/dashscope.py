@@ -25,7 +25,7 @@ from serve_app.extensions.live.connection import ConversationConnection
 from serve_app.extensions.live.session import MAX_UNSPOKEN_CHARS, Session
 from serve_app.extensions.live.turns import Audio, Cleared, Event, Flushed, Started
 from serve_app.extensions.realtime.realtime import ResponseSocket, response
-from serve_app.speech.words import WordSource
+from serve_app.speech.observers import WordSource
 
 Json = dict[str, object]
 

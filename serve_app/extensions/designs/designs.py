@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import FinishReason, ModelKind, Sampling
 from serve_app.api import catalogue
+from serve_app.api.access.callers import VISITOR
 from serve_app.api.context import state_of
 from serve_app.api.parsing import field_names
 from serve_app.api.request_record import Usage
@@ -42,7 +43,6 @@ from serve_app.extensions.voices.stored_voice import (
     now,
 )
 from serve_app.text.languages import language_name
-from serve_app.visitor import VISITOR
 
 Json = dict[str, object]
 

@@ -16,8 +16,10 @@ from serve_app.api.parsing import field_names
 from serve_app.api.parsing.client_input import format_named, switch, text_of
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.make_request import lenient_request, request_in_voice
+from serve_app.api.resolve.make_request import lenient_request
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
+from serve_app.api.resolve.voice import choose_voice
 from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
@@ -28,7 +30,7 @@ from serve_app.extensions.continuity.dialogue import respond_in_parts
 from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.stored_voice import StoredLexicon
 from serve_app.extensions.voices.voice_store import StoreFailed
-from serve_app.speech.words import Word, WordSource, marked
+from serve_app.speech.observers import Word, WordSource, marked
 from serve_app.text.characters import is_ideograph, is_speakable
 
 FORMATS = {
@@ -106,6 +108,15 @@ def _ways(path: str, summary: str) -> tuple[Route, ...]:
             f"{summary}, streamed, with times",
         ),
     )
+
+
+async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str) -> SpeechRequest:
+    """Copy a lenient request for another voice. The copy's `ignored` covers only that voice."""
+    chosen = await choose_voice(resolver, voice, speech.body, speech.info, lenient=True)
+    body = speech.body.model_copy(update={"voice": chosen.name})
+    spoken, _ = await resolver.read_text(resolver, body, speech.info, chosen.stored)
+    speech = replace(speech, body=body, ignored=chosen.ignored, spoken=spoken, stored=chosen.stored)
+    return replace(speech, is_tagged=False, chosen_voice=None)
 
 
 async def speech_request(

@@ -11,7 +11,6 @@ from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.parsing import field_names
 from serve_app.api.parsing.client_input import plain_number, switch
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.make_request import request_in_voice
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -24,13 +23,14 @@ from serve_app.extensions.elevenlabs.elevenlabs import (
     dialogue,
     encoded,
     located,
+    request_in_voice,
     speech_request,
     unknown,
 )
 from serve_app.extensions.live.connection import HandshakeConnection
 from serve_app.extensions.live.contexts import MAX_CONTEXTS, ContextConnection, NamedSession
 from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Rest, Words
-from serve_app.speech.words import Word, marked
+from serve_app.speech.observers import Word, marked
 
 _ONLY = ""  # name of the only context of stream-input
 _SPEED = "voice_settings.speed"

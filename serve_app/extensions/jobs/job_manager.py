@@ -28,6 +28,7 @@ from deployments.errors import (
     ReplicaLost,
     Starting,
 )
+from serve_app.api.access.callers import VISITOR, Visitor
 from serve_app.api.parsing.client_input import HALF_REPLACED, parse_object
 from serve_app.api.resolve.ignored_fields import Reasons
 from serve_app.api.resolve.resolver import Resolver
@@ -44,7 +45,6 @@ from serve_app.extensions.voices.clocks import SteadyClock
 from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.stored_voice import now
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed
-from serve_app.visitor import VISITOR, Visitor
 
 logger = logging.getLogger(__name__)
 

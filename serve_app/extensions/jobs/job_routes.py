@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.errors import InvalidRequest
+from serve_app.api.access.callers import VISITOR
 from serve_app.api.headers import SAMPLE_RATE_HEADER
 from serve_app.api.parsing.client_input import check_form, format_named, idempotency_key, read_body
 from serve_app.api.resolve import ignored_fields
@@ -21,7 +22,6 @@ from serve_app.extensions.jobs.stored_audio import StoredAudio, words_of
 from serve_app.extensions.jobs.work import Json, Track
 from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.voice_store import NoStore
-from serve_app.visitor import VISITOR
 
 # Calls a method of the job manager by name. Raises NotReady if the job replica is not running.
 JobsClient = Callable[..., Awaitable[Any]]

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from deployments.errors import Conflict
+from serve_app.api.access.callers import Visitor
 from serve_app.api.access.keys import Keys
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.config import ConfigError
@@ -20,7 +21,6 @@ from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import JobState
 from serve_app.extensions.jobs.work import Work
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed
-from serve_app.visitor import Visitor
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ import numpy as np
 from deployments.errors import EngineError, TalkrayError
 from deployments.listener import Listener
 from deployments.protocol import Codes, ModelInfo, Reference
+from serve_app.api.access.callers import VISITOR, Visitor
 from serve_app.api.request_record import RequestRecord, Usage
 from serve_app.extensions.jobs.job_store import packed
 from serve_app.extensions.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
 from serve_app.extensions.voices.library import Voices
 from serve_app.speech.segments import SECOND_ATTEMPT, Utterance, count_redraw, ended_badly, segment_seed
 from serve_app.speech.utterance_synthesizer import Synthesizer, UtteranceSynthesizer
-from serve_app.visitor import VISITOR, Visitor
 
 
 class JobStopped(TalkrayError):

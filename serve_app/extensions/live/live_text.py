@@ -21,14 +21,13 @@ from deployments.listener import Listener
 from deployments.protocol import SAMPLE_BYTES, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.extension import Opened
 from serve_app.extensions.continuity.tails import Continuation
+from serve_app.extensions.live.live_split import LiveSplit
 from serve_app.extensions.live.mailbox_server import MailboxServer, WrittenText
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, TextReader, TextRules
 from serve_app.extensions.text.ssml import SsmlCheck
 from serve_app.speech.look_ahead import retrieve_error, stop_reading
-from serve_app.speech.segments import Segments, Utterance, segment_request, segment_start
-from serve_app.speech.stream_tail import StreamTail
+from serve_app.speech.segments import Segments, StreamTail, Utterance, segment_request, segment_start
 from serve_app.text.characters import is_speakable
-from serve_app.text.splitting import LiveSplit
 from serve_app.text.spoken import SpokenPiece
 
 _IDLE_S = 60.0  # the text ends if the client has added nothing for this long

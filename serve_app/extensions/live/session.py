@@ -16,11 +16,10 @@ from serve_app.api.context import RequestState
 from serve_app.api.error_replies import translate
 from serve_app.api.parsing.speech_body import SpeechBody, check_length
 from serve_app.api.request_record import Usage, start_marks
-from serve_app.api.resolve.build_utterance import build_utterance
-from serve_app.api.resolve.language import check_language, unspoken_script
+from serve_app.api.resolve.make_request import build_utterance
 from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
-from serve_app.api.resolve.voice import choose_voice
+from serve_app.api.resolve.voice import check_language, choose_voice, unspoken_script
 from serve_app.extensions.continuity.tails import Continuation
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
 from serve_app.extensions.live.turns import (
@@ -34,6 +33,7 @@ from serve_app.extensions.live.turns import (
     Started,
     Turn,
     Words,
+    whole_characters,
 )
 from serve_app.extensions.text.reading import in_style
 from serve_app.extensions.text.spoken_text import ReadText, read
@@ -42,7 +42,6 @@ from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import silence
 from serve_app.text.characters import (
     is_speakable,
-    whole_characters,
     without_halves,
 )
 from serve_app.text.languages import foreign_language

@@ -1,6 +1,7 @@
 """Turns of a session, and events that report the progress of their speech."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -9,9 +10,11 @@ from deployments.protocol import FinishReason
 from serve_app.api.request_record import RequestRecord, Usage
 from serve_app.extensions.live.live_text import LiveText
 from serve_app.extensions.word_times.word_times import Spoken, WordTimes
+from serve_app.speech.observers import Word
 from serve_app.speech.segments import Utterance
-from serve_app.speech.words import Word
-from serve_app.text.characters import end_of_certain, end_of_visible, without_cjk_spaces
+from serve_app.text.characters import CJK, is_ideograph, without_halves
+
+_CJK_SPACE = re.compile(rf"(?<={CJK})\s+(?={CJK})")
 
 
 @dataclass(slots=True)
@@ -46,10 +49,10 @@ class Turn:
 
     def take(self) -> str:
         """Return the text that has not been passed on to be spoken yet, without spaces between ideographs."""
-        end = len(self.text) if self.is_complete else end_of_certain(self.text)
+        end = len(self.text) if self.is_complete else _end_of_certain(self.text)
         before = self.text[max(0, self.num_taken - 1) : self.num_taken]
         text, self.num_taken = self.text[self.num_taken : end], max(end, self.num_taken)
-        return without_cjk_spaces(before + text)[len(before) :]
+        return _without_cjk_spaces(before + text)[len(before) :]
 
     def spoken(self, played_s: float) -> Spoken | None:
         """Return the text heard after `played_s` seconds of the session's audio, or None if there are no word times."""
@@ -58,7 +61,7 @@ class Turn:
         if self.times is None or not self.times.are_known:
             return None
         heard = self.times.spoken(played_s - self.start_s)
-        end = end_of_visible(self.text, len("".join(heard.text_spoken.split())))
+        end = _end_of_visible(self.text, len("".join(heard.text_spoken.split())))
         return replace(heard, text_spoken=self.text[:end], text_remaining=self.text[end:])
 
     def write(self) -> None:
@@ -145,3 +148,28 @@ class Failed:
 
 # An InvalidRequest event reports a turn without speakable text. The turn then consists of a short silence.
 Event = Started | Audio | Words | InvalidRequest | Flushed | Cleared | Rest | Done | Failed
+
+
+def whole_characters(text: str) -> tuple[str, str]:
+    """Join surrogate pairs into characters. Also return a trailing high surrogate, whose pair may follow later."""
+    end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
+    return without_halves(text[:end]), text[end:]
+
+
+def _without_cjk_spaces(text: str) -> str:
+    """Remove spaces between ideographs, because clients split text there and add spaces."""
+    return _CJK_SPACE.sub("", text)
+
+
+def _end_of_certain(text: str) -> int:
+    """Return the end of the stable part of `text`. Spaces after a final ideograph are not stable, because another
+    ideograph may follow.
+    """
+    stripped = text.rstrip()
+    return len(stripped) if is_ideograph(stripped[-1:]) else len(text)
+
+
+def _end_of_visible(text: str, num_visible: int) -> int:
+    """Return the offset in `text` after `num_visible` characters, not counting spaces."""
+    ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
+    return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0

@@ -27,7 +27,7 @@ from serve_app.extensions.continuity.tails import NO_TAIL, Continuation
 from serve_app.extensions.live.connection import Connection, unknown_type
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.live.turns import Audio, Event, Failed, Flushed, Started, Turn, Words
-from serve_app.speech.words import marked, word_entries
+from serve_app.speech.observers import marked, word_entries
 
 
 class Resumption(BaseModel):
@@ -102,12 +102,11 @@ class SpeakMessage:
         info = await service.resolver.choose_model(service.resolver, dict(body), task_type=fields.get("task_type"))
         reasons = ignored_fields.always_streamed(fields)
         reasons.pop(ignored_fields.PREVIOUS, None)
-        ignored = Ignored(fields, _NAMES, reasons)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         voice = await choose_voice(service.resolver, body.voice, body, info, lenient=False)
-        ignored.note("voice", voice.reason)
+        ignored = Ignored(fields, _NAMES, {**reasons, **voice.ignored})
         speech = await complete_request(service.resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
         self._speech = speech
         session = self._connection.new_session(

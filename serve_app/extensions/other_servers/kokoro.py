@@ -14,7 +14,7 @@ from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Dialect, Route, Sample
-from serve_app.speech.words import WordSource, marked
+from serve_app.speech.observers import WordSource, marked
 
 # Fields for parts that every response contains, with the only value that each supports.
 _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}

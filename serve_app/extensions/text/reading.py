@@ -15,14 +15,14 @@ from starlette.responses import JSONResponse, Response
 from deployments.config import Strict
 from deployments.embedded_voice.english import unspoken
 from deployments.errors import InvalidRequest
-from deployments.protocol import ModelInfo
-from serve_app.api.openai_speech import SPEECH_DOCS
+from deployments.protocol import ModelInfo, SynthesisRequest
+from serve_app.api.openai import SPEECH_DOCS
 from serve_app.api.parsing.client_input import read_object
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.build_utterance import segments_of
 from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.resolver import Draft, Resolver
+from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.voice_source import KeptVoice
 from serve_app.config import LEAST_SEGMENT_CHARS, Markup
@@ -31,8 +31,9 @@ from serve_app.extensions.text.lexicon import Lexicon
 from serve_app.extensions.text.normalisation import prepare
 from serve_app.extensions.text.spoken_text import ReadText, TextRules, read
 from serve_app.extensions.text.style_tags import StyleRules, as_instructions
+from serve_app.speech.segments import Segments, Utterance
 from serve_app.text.languages import DETECT, detected, language_name
-from serve_app.text.spoken import LEFT_OUT, SpokenText
+from serve_app.text.spoken import LEFT_OUT, SpokenText, TextSpan
 
 _LONG_CHARS = 1 << 14  # converting longer texts would block the event loop for 10 ms or more
 
@@ -146,7 +147,7 @@ async def show_text(service: SpeechService, request: Request) -> Response:
         "segments": [
             {"text": part.text, "pause_s": part.pause_s, "speed": part.speed}
             | ({"style": part.style} if part.style else {})
-            for part in segments_of(speech)
+            for part in _segments_of(speech)
         ],
         "changed": [
             {"written": piece.written.replace(LEFT_OUT, "").strip(), "spoken": piece.spoken.strip()}
@@ -157,6 +158,14 @@ async def show_text(service: SpeechService, request: Request) -> Response:
         "ignored": ignored_fields.entries(speech.ignored),
     }
     return JSONResponse(answer, headers=ignored_fields.as_header(speech.ignored))
+
+
+def _segments_of(speech: SpeechRequest) -> list[TextSpan]:
+    """Return the segments of the text, each with its preceding silence."""
+    spoken = speech.spoken
+    whole = SynthesisRequest("", spoken.text)
+    utterance = Utterance(whole, spans=spoken.spans, max_segment_chars=spoken.max_segment_chars)
+    return Segments.of(utterance, speech.info.max_segment_chars).plan()
 
 
 def _unspoken(spoken: SpokenText, info: ModelInfo) -> list[tuple[int, int]]:

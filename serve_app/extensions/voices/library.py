@@ -22,6 +22,7 @@ from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, Tal
 from deployments.protocol import ModelInfo, Reference
 from deployments.recording_cache import Lookups
 from deployments.serving import metrics
+from serve_app.api.access.callers import VISITOR
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio import recordings
@@ -51,7 +52,6 @@ from serve_app.extensions.voices.voice_store import (
     path_of,
     tried,
 )
-from serve_app.visitor import VISITOR
 
 logger = logging.getLogger(__name__)
 

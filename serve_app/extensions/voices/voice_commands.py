@@ -288,8 +288,8 @@ def preview(
 
 def with_voices(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
     """Run `work` with access to the voices of all owners. New records belong to `owner`."""
+    from serve_app.api.access.callers import VISITOR, Visitor
     from serve_app.extensions.voices.extension import open_voices
-    from serve_app.visitor import VISITOR, Visitor
 
     async def run() -> T:
         VISITOR.set(Visitor(owner, sees_all=True))

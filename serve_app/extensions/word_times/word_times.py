@@ -9,14 +9,22 @@ from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from math import inf
+from typing import Protocol
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
-from serve_app.speech.words import Word
-from serve_app.text.spoken import LEFT_OUT, SpokenPiece, SpokenText, WrittenSoFar
+from serve_app.speech.observers import Word
+from serve_app.text.spoken import LEFT_OUT, SpokenPiece, SpokenText
 
 _WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
 _UNREAD_WORDS = 2  # in complete speech, at most 2.8 tokens remain unread; see docs/reliability.md
 _USUAL_S = 0.3  # assumed length of a word until its end is known
+
+
+class WrittenSoFar(Protocol):
+    """Text that is still being written."""
+
+    text: str  # the text as sent
+    parts: list[SpokenPiece]  # the same text with its spoken forms
 
 
 @dataclass(frozen=True, slots=True)

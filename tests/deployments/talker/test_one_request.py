@@ -15,7 +15,7 @@ from deployments.protocol import ALL_FRAMES, FrameChunk, ModelInfo, PcmChunk, Sy
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
 from deployments.talker.engine.engine import Engine
-from serve_app.api import openai_speech, speech_service
+from serve_app.api import openai, speech_service
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings
@@ -81,7 +81,7 @@ async def test_a_request_has_documented_forms(tmp_path: Path, engine: Engine, mo
 async def forms_at_the_ingress(
     sent: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[SpeechRequest, Utterance, SynthesisRequest]:
-    speeches, respond = list[SpeechRequest](), openai_speech.respond
+    speeches, respond = list[SpeechRequest](), openai.respond
     utterances, speak = list[Utterance](), SpeechModel.speak
 
     def speaking(model: SpeechModel, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
@@ -92,7 +92,7 @@ async def forms_at_the_ingress(
         speeches.append(speech)
         return await respond(service, request, speech)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(openai_speech, "respond", noting)
+    monkeypatch.setattr(openai, "respond", noting)
     monkeypatch.setattr(SpeechModel, "speak", speaking)
     synthesizer = FakeSynthesizer(CUSTOM_VOICE)
     monkeypatch.setattr(speech_service, "start_marks", lambda utterance, _: utterance)  # each run has other times

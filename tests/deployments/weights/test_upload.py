@@ -6,8 +6,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from deployments.errors import CheckpointError
-from deployments.weights import upload as uploading
-from deployments.weights.upload import upload
+from deployments.weights import checkpoint as uploading
+from deployments.weights.checkpoint import upload
 
 CPU = torch.device("cpu")
 TENSORS = {

@@ -19,6 +19,7 @@ from serve_app.cli.ray_settings import TUNED, free_ports
 from tests.e2e.sockets import unread
 from tests.serve_app.proxy.test_guarded_haproxy import HAPROXY, SCRIPT
 from tools.suites.processes import suspend
+from tools.suites.raw import connected
 
 NUM_REPLICAS = 3
 BOUND_S = 60.0
@@ -170,7 +171,7 @@ def test_a_client_that_waits_for_leave_to_send_gets_it(front: Front) -> None:
     """The answer's beginning stands once behind the interim one."""
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
     for port in (front.port, next(iter(front.replicas))):
-        with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as raw, raw.makefile("rb") as answers:
+        with connected(port) as raw, raw.makefile("rb") as answers:
             raw.sendall(head)
             assert [answers.readline(), answers.readline()] == [b"HTTP/1.1 100 Continue\r\n", b"\r\n"]
             raw.sendall(b"small")
@@ -180,7 +181,7 @@ def test_a_client_that_waits_for_leave_to_send_gets_it(front: Front) -> None:
 def test_http_1_0_has_the_bytes_until_the_connection_closes(front: Front) -> None:
     asked = [("1.0", ""), ("1.0", "Connection: keep-alive"), ("1.1", "Connection: close")]
     for port, path, (version, more) in product((front.port, next(iter(front.replicas))), ("/parts", "/"), asked):
-        with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as raw, raw.makefile("rb") as answers:
+        with connected(port) as raw, raw.makefile("rb") as answers:
             lines = [f"POST {path} HTTP/{version}", "Host: a", "Content-Length: 5", *filter(None, [more]), "", "small"]
             raw.sendall("\r\n".join(lines).encode())
             headers, _, body = answers.read().partition(b"\r\n\r\n")
@@ -192,6 +193,6 @@ def test_http_1_0_has_the_bytes_until_the_connection_closes(front: Front) -> Non
 
 def test_a_body_that_is_none_is_told_so(front: Front) -> None:
     port = next(iter(front.replicas))
-    with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as raw, raw.makefile("rb") as answers:
+    with connected(port) as raw, raw.makefile("rb") as answers:
         raw.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n")
         assert answers.readline() == b"HTTP/1.1 400 Bad Request\r\n"

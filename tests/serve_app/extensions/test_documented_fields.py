@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import pytest
 
 from deployments.protocol import ModelInfo
-from serve_app.api.resolve import build_utterance as speech_request
+from serve_app.api.resolve import make_request as speech_request
 from serve_app.config import ApiSettings
 from serve_app.extensions.live.live_text import LiveTexts
 from tests.serve_app import asgi

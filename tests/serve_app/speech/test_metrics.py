@@ -11,12 +11,12 @@ import pytest
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
+from serve_app.api.access.callers import EVERYBODY, STRANGER, VISITOR, Visitor
 from serve_app.api.application import visible
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.extension import Node
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
-from serve_app.visitor import EVERYBODY, STRANGER, VISITOR, Visitor
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
 from tests.serve_app.one_model import client_of, one_api

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.text.splitting import LiveSplit, sentence_ends, split_text
+from serve_app.extensions.live.live_split import LiveSplit
+from serve_app.text.splitting import sentence_ends, split_text
 
 
 @pytest.mark.parametrize(

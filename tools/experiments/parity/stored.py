@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from deployments.codec.encoder import CodecEncoder
 from deployments.protocol import ClonePrompt, SynthesisRequest
 from deployments.talker.engine.engine import Engine
+from serve_app.api.access.callers import EVERYBODY, VISITOR
 from serve_app.audio.recordings import PREPARATIONS
 from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import Details, SentRecording, StoredVoice
 from serve_app.extensions.voices.voice_store import VoiceStore
-from serve_app.visitor import EVERYBODY, VISITOR
 from tools.experiments.parity.cases import SAMPLE_RATE, VOICE_TEXTS, reference_audio
 
 

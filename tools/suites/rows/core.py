@@ -1,7 +1,7 @@
 """OpenAI's speech route, and fields shared by other strict routes."""
 
 from deployments.protocol import SAMPLING_DEFAULTS
-from serve_app.api.openai_speech import DIALECT
+from serve_app.api.openai import SPEECH_DIALECT
 from serve_app.extension import Sample
 from tools.suites.documented import Documented, Json, Place, Sent, fields
 from tools.suites.row import VOICE, End, PostRow, Rows, WordTimesForm, by_path
@@ -37,12 +37,12 @@ OPENAI_SPEECH: Json = {
 }
 SPOKEN = {"input": "Hello.", "voice": "alloy"}
 
-assert DIALECT.sample is not None
+assert SPEECH_DIALECT.sample is not None
 TIMES = WordTimesForm("words", asked_by={"word_timestamps": True, "stream_format": "sse"})
 SPEECH: Json = {"input": "$text", "voice": "$voice"}
 POSTS = by_path(
     PostRow(
-        DIALECT.sample,
+        SPEECH_DIALECT.sample,
         "input",
         "OpenAI",
         [

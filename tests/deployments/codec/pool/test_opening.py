@@ -13,11 +13,11 @@ from torch import Tensor
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, to_pcm16
 from deployments.codec.plan import ChunkPlan
+from deployments.codec.pool.service import AllFrames
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.errors import TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Progress, SynthesisRequest
 from deployments.serving.failover import with_failover
-from deployments.serving.replica_streams import AllFrames
 from tests.deployments.codec.pool.test_service import assert_within_one_lsb, collect, joined_codes, joined_pcm
 
 pytestmark = pytest.mark.anyio

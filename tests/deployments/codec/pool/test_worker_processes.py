@@ -16,7 +16,8 @@ import torch
 
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder
-from deployments.codec.decoder_state import DecoderState, SharedStates
+from deployments.codec.decoder_state import DecoderState
+from deployments.codec.pool.shared_states import SharedStates
 from deployments.codec.pool.workers import DecoderChoice, WorkerProcesses
 from deployments.errors import CodecLost, EngineError
 
@@ -128,7 +129,7 @@ def test_cells_are_free_once_nobody_holds_their_states(decoder: CodecDecoder) ->
 
 
 def test_memory_of_states_ends(decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.codec.decoder_state._CELLS", 1)
+    monkeypatch.setattr("deployments.codec.pool.shared_states._CELLS", 1)
     descriptor = os.memfd_create("states")
     states = SharedStates(decoder.initial_state(), descriptor)
     os.close(descriptor)

@@ -9,6 +9,9 @@ from deployments.protocol import ModelInfo
 from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SPEECH, parse_speech
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.ignored_fields import Ignored, Reasons, always_streamed, as_header, left_out, of_text
+from serve_app.api.resolve.make_request import without_effect
+from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
+from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.extensions.text.spoken_text import TextRules, read
 from tests.serve_app.extensions.client import heard
@@ -24,9 +27,8 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
     sent = {"input": "Hello.", **fields}
     body = parse_speech(sent, ApiSettings())
     spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
-    return Ignored(sent, SPEECH, of_text(spoken)).reasons_for(
-        body, info, further={}, read=EXTENSION_FIELDS, stored=None
-    )
+    speech = SpeechRequest(info, body, Delivery(AudioFormat.MP3), {}, spoken=spoken)
+    return Ignored(sent, SPEECH, of_text(spoken)).reasons_for(dict(without_effect(speech, EXTENSION_FIELDS)), {})
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from serve_app.extensions.continuity import tails as tails_module
 from serve_app.extensions.continuity.tails import TailStore
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.text.spoken_text import TextRules
-from serve_app.speech.segments import Utterance
-from serve_app.speech.stream_tail import StreamTail
+from serve_app.speech.segments import StreamTail, Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.spoken import TextSpan
 from tests.clock import Clock

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api.access.callers import Caller
+from serve_app.api.access.callers import STRANGER, Caller
 from serve_app.api.context import RequestState
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.request_record import RequestRecord
@@ -29,7 +29,6 @@ from serve_app.extensions.text.spoken_text import TextRules, read
 from serve_app.extensions.word_times.word_times import Spoken
 from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
-from serve_app.visitor import STRANGER
 from tests.serve_app import fake
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
 

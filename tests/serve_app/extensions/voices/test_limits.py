@@ -14,13 +14,13 @@ import pytest
 from httpx import AsyncClient
 
 from deployments.errors import Conflict, NotFound
+from serve_app.api.access.callers import EVERYBODY, VISITOR
 from serve_app.audio import recordings
 from serve_app.extensions.voices import library, voice_store
 from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import StoredConsent, StoredVoice, new_id, new_version, packed
 from serve_app.extensions.voices.voice_store import Record, StoreFailed, VoiceStore
-from serve_app.visitor import EVERYBODY, VISITOR
 from tests.serve_app.extensions.voices.speakers import Server, files_in, speak_and_derive, store, wav
 from tests.serve_app.fake import BASE
 from tests.serve_app.one_model import refusal

@@ -16,6 +16,7 @@ from httpx import AsyncClient, Response
 
 from deployments.errors import NotFound, NotReady, StartError
 from deployments.protocol import Reference
+from serve_app.api.access.callers import EVERYBODY, VISITOR, Visitor
 from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_file, decode_reference
 from serve_app.config import ApiSettings
@@ -26,7 +27,6 @@ from serve_app.extensions.voices.reference_doctor import decode_prepared
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.stored_voice import SentRecording, StoredVoice
 from serve_app.extensions.voices.voice_store import Record, StoreFailed, VoiceStore
-from serve_app.visitor import EVERYBODY, VISITOR, Visitor
 from tests.serve_app import asgi
 from tests.serve_app.extensions.client import Client
 from tests.serve_app.extensions.voices.speakers import RATE, Server, files_in, speak_and_derive, spoken, store, wav

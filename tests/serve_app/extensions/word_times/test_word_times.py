@@ -10,9 +10,9 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Syn
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.text.spoken_text import TextRules, read
 from serve_app.extensions.word_times.word_times import Spoken, WordTimes
+from serve_app.speech.observers import Word
 from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
-from serve_app.speech.words import Word
 from serve_app.text.spoken import SpokenText
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
 

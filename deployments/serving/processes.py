@@ -1,11 +1,23 @@
-"""Detection of hung threads. On a busy machine, a thread may wait seconds for a processor without being hung."""
+"""Processes that serve streams: garbage collection, and detection of hung threads. On a busy machine, a thread may wait
+seconds for a processor without being hung.
+"""
 
 import contextlib
+import gc
 import threading
 import time
 from pathlib import Path
 
 _RUNNABLE = "R"
+
+
+def freeze_loaded() -> None:
+    """Exclude all existing objects from future garbage collections, which would otherwise pause audio for 0.1 s.
+
+    Forked processes also continue to share these objects' memory.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def is_runnable(process: int | str, thread: int) -> bool:

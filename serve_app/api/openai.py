@@ -1,5 +1,8 @@
-"""Lists of models and voices in OpenAI's format, extended with fields that other clients expect on the same paths."""
+"""OpenAI's `POST /v1/audio/speech`, with Azure's variant and the extra fields of compatible servers, and lists of
+models and voices in OpenAI's format, extended with fields that other clients expect on the same paths.
+"""
 
+from collections.abc import Mapping
 from dataclasses import fields
 
 from starlette.requests import Request
@@ -8,15 +11,97 @@ from starlette.responses import Response
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.catalogue import Voice, all_voices, means, not_loaded, page_of_voices, unpinned
 from serve_app.api.parsing.client_input import switch
+from serve_app.api.parsing.speech_body import SpeechBody
+from serve_app.api.resolve.make_request import strict_request
+from serve_app.api.resolve.speech_request import CONTENT_TYPES, EVENT_STREAM
 from serve_app.api.responses.listing import Paging, json_apart
+from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import CLONE_ALIAS
-from serve_app.extension import Charge, Dialect, Route
+from serve_app.extension import Charge, Dialect, JsonRoute, Route, Sample
 from serve_app.speech.model_state import ModelState
 
 Json = dict[str, object]
 
 _VOICE_FIELDS = [field.name for field in fields(Voice)]
+
+
+async def speak(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
+    """Speak `input`. The response is streamed unless `stream` is false."""
+    return await respond(service, request, await strict_request(service.resolver, fields, accept=_accept(request)))
+
+
+async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
+    """Speak `input` for Azure's clients, whose deployments may have any name."""
+    fields = await service.read_fields(request)
+    reasons = {"model": "every deployment name selects the loaded model"} if "model" in fields else {}
+    speech = await strict_request(
+        service.resolver, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons
+    )
+    return await respond(service, request, speech)
+
+
+def _accept(request: Request) -> str:
+    return ", ".join(request.headers.getlist("accept"))
+
+
+# The page at `/docs` sends this example unchanged. A body with all fields would be rejected.
+_EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
+_ERROR = {"message": "the problem", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
+SPEECH_DOCS = {
+    "operationId": "speech_v1_audio_speech_post",  # sets method names in generated clients
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": SpeechBody.model_json_schema(), "example": _EXAMPLE}},
+    },
+    "responses": {
+        "200": {
+            "description": "Audio in the requested format, or events with encoded audio.",
+            "content": {
+                **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in CONTENT_TYPES.values()},
+                EVENT_STREAM: {"schema": {"type": "string"}},
+            },
+        },
+        "default": {
+            "description": "OpenAI's error object. Retry a 429 or 503 after the time in Retry-After.",
+            "content": {"application/json": {"example": {"error": _ERROR}}},
+        },
+    },
+}
+_SAMPLE = Sample(
+    "/v1/audio/speech",
+    body={"model": "tts-1", "input": "$text", "voice": "$voice", "response_format": "pcm"},
+    clients=(
+        'openai (Python):  OpenAI(base_url="$url/v1", api_key=KEY)',
+        'openai (JS):      new OpenAI({ baseURL: "$url/v1", apiKey: KEY })',
+        'Vercel AI SDK:    createOpenAI({ baseURL: "$url/v1", apiKey: KEY }).speech("tts-1")',
+        'LiveKit:          openai.TTS(base_url="$url/v1", api_key=KEY, voice="$voice")',
+        'Pipecat:          OpenAITTSService(base_url="$url/v1", api_key=KEY)',
+        'openai (Azure):   AzureOpenAI(azure_endpoint="$url", api_version="2025-04-01-preview", api_key=KEY)',
+        'Mistral (JS):     new Mistral({ serverURL: "$url", apiKey: KEY }).audio.speech',
+        (
+            "Open WebUI:       AUDIO_TTS_ENGINE=openai AUDIO_TTS_OPENAI_API_BASE_URL=$url/v1 "
+            "AUDIO_TTS_OPENAI_API_KEY=KEY AUDIO_TTS_MODEL=tts-1 AUDIO_TTS_VOICE=$voice"
+        ),
+        "SillyTavern:      TTS, OpenAI Compatible: Provider Endpoint $url/v1/audio/speech, voice $voice",
+        (
+            "LibreChat:        librechat.yaml, speech: { tts: { openai: { url: '$url/v1/audio/speech', "
+            "apiKey: 'KEY', model: 'tts-1', voices: ['$voice'] } } }"
+        ),
+        "Home Assistant:   OpenAI TTS (HACS): URL $url/v1/audio/speech, model tts-1, voice $voice",
+        "Home Assistant:   talkray wyoming $url, then Wyoming Protocol with its host and port 10200",
+    ),
+)
+SPEECH_DIALECT = Dialect(
+    "OpenAI",
+    routes=(
+        JsonRoute("POST /v1/audio/speech", speak, "Speak a text", docs=SPEECH_DOCS),
+        JsonRoute("POST /openai/v1/audio/speech", speak),
+        Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
+    ),
+    heading="Speech",
+    sample=_SAMPLE,
+)
 
 
 async def list_models(service: SpeechService, request: Request) -> Json | list[Json]:
@@ -104,7 +189,7 @@ def _entry(name: str, root: str, state: ModelState) -> Json:
     return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": root, **state.as_json()}
 
 
-DIALECT = Dialect(
+LIST_DIALECT = Dialect(
     "OpenAI",
     routes=(
         Route("GET /v1/models", list_models, "List models", charge=Charge.NOTHING),

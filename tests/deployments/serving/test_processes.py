@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.serving.starvation import any_runnable, is_runnable
+from deployments.serving.processes import any_runnable, is_runnable
 
 
 def wait_for_state(process: int, state: str) -> None:

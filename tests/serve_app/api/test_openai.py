@@ -10,9 +10,10 @@ import pytest
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from deployments.errors import Overloaded
+from serve_app.api.catalogue import ALIASES, resolve
 from serve_app.config import ApiSettings
 from tests.serve_app.audio.test_formats import decode
-from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
@@ -152,3 +153,33 @@ async def test_errors_become_typed_exceptions() -> None:
         assert (refused.value.param, refused.value.code) == ("voice", "voice_not_found")
         with pytest.raises(openai.NotFoundError):
             await client.audio.speech.create(model="other", input="Hello", voice="alloy")
+
+
+async def test_models(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()
+    names = [model["id"] for model in listed["data"]]
+    assert listed["object"] == "list"
+    assert names == [CUSTOM_VOICE.name, *ApiSettings().model_aliases]
+    for name in names:
+        shown = (await client.get(f"/v1/models/{name}")).json()
+        assert (shown["id"], shown["object"], shown["root"]) == (name, "model", CUSTOM_VOICE.name)
+    assert (await client.get("/v1/models/other")).status_code == 404
+    assert [model["id"] for model in (await client.get("/v1/audio/models")).json()["models"]] == names
+
+
+async def test_voices(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/audio/voices")).json()
+    assert listed["voices"] == listed["data"]
+    assert {voice["id"] for voice in listed["voices"]} == {*CUSTOM_VOICE.voices, *ALIASES}
+    fields = {"id", "name", "language", "gender", "description", "type", "alias_of"}
+    assert all(set(voice) == fields for voice in listed["voices"])
+    meant = {voice["id"]: voice["alias_of"] for voice in listed["voices"]}
+    assert [name for name, voice in meant.items() if voice is None] == list(CUSTOM_VOICE.voices)
+    assert all(meant[name] == resolve(name, CUSTOM_VOICE.voices) for name in ALIASES)
+    assert listed["languages"] == ["auto", *CUSTOM_VOICE.languages]
+    assert listed["uploaded_voices"] == []
+    assert all(voice["name"] == voice["id"] for voice in listed["voices"])
+    legacy = (await client.get("/v1/audio/voices?legacy=true")).json()
+    assert legacy["voices"] == [voice["name"] for voice in listed["voices"]]
+    assert (await client.get("/v1/audio/voices?legacy=false")).json() == listed
+    assert (await client.get("/v1/audio/voices?legacy=maybe")).json()["error"]["param"] == "legacy"
