@@ -39,7 +39,8 @@ from tests.serve_app.one_model import client_for, client_of, one_api
 from tools.suites.rows import POSTS
 
 pytestmark = pytest.mark.anyio
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "extensions.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENT = (DOCS / "extensions.md").read_text()
 ALL = {extension.name: extension for extension in load_extensions()}
 PLAIN = next(name for name, extension in ALL.items() if extension.settings is Strict)
 
@@ -142,6 +143,9 @@ def test_the_document_names_each_and_what_it_requires() -> None:
     assert told.pop("default") == ()
     asked = {name: extension.requires for name, extension in ALL.items()}
     assert told == asked, "rows of the table in docs/extensions.md, and `requires` of each extension in BUILT_IN"
+    dialects = [dialect for each in ALL.values() for dialect in each.dialects if dialect.sample is not None]
+    listed = re.findall(r"\*\*(.*?)\*\*", (DOCS / "dialects.md").read_text())
+    assert {dialect.name.partition(",")[0] for dialect in dialects} <= {*listed}, "list these in docs/dialects.md"
 
 
 # Names of extensions that the core may have: fields of its own JSON, the pool that it sizes by Serve's file, and
