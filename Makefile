@@ -100,7 +100,7 @@ examples: $(VENV)/.installed-dev ## docs/examples as they are: agents, a telepho
 page: $(VENV)/.installed-dev ## The page at `/` in Chromium and Firefox, against real servers (their packages go into .pages; ten minutes)
 	@command -v chromium firefox-esr pulseaudio ffmpeg >/dev/null || apt-get install -y --no-install-recommends chromium firefox-esr pulseaudio ffmpeg || { echo "chromium, firefox-esr, pulseaudio or ffmpeg is missing"; exit 1; }
 	npm install --silent --no-audit --no-fund --prefix .pages puppeteer-core@24.27.0 axe-core@4
-	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/pages
+	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/serve_app/extensions/page
 
 fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
 	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz

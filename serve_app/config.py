@@ -123,7 +123,7 @@ class AdmissionSettings(Strict):
 
 
 class ApiSettings(Strict, extra="allow"):
-    """The HTTP and WebSocket APIs. Each extension has its settings under its own name, such as `api.voices`."""
+    """The HTTP and WebSocket APIs. Each extension has its settings under its own name: `api.NAME`."""
 
     access: AccessSettings = AccessSettings()
     admission: AdmissionSettings = AdmissionSettings()

@@ -10,7 +10,7 @@ import pytest
 from serve_app.cli.ray_settings import free_port
 from serve_app.config import ApiSettings
 from tests.serve_app.extensions.client import talking
-from tests.serve_app.fake import FakeSynthesizer, utterance
+from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import client_for
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
@@ -47,13 +47,11 @@ async def test_the_dialect_of_a_house_speaks_over_http_and_over_its_socket(monke
         assert (await client.post("/house/say", json={"words": 7})).json()["error"]["param"] == "words"
         assert "/house/say" in (await client.get("/openapi.json")).json()["paths"]
     async with talking(synthesizer, "/house/live?who=ryan", settings=settings) as client:
-        client.send({"words": "Hel"}, {"words": "lo **there**."}, {"over": True})
-        heard = [await client.next() for _ in range(2)]
-        while not isinstance(heard[-1], dict):
-            heard.append(await client.next())
-        last = heard[-1]
-        assert (last["type"], last["finish_reason"]) == ("spoken", "stop")
+        words = [{"type": "words", "words": text} for text in ("Hel", "lo **there**.")]
+        client.send(*words, {"type": "over"})
+        (ready, last), audio = await client.until(type="spoken")
+        assert (ready, audio, last["finish_reason"]) == ({"type": "ready"}, pcm_of(utterance()), "stop")
         assert last["left_out"] == [{"what": "marks of Markdown", "count": 2}]
-        client.send({"words": 7})
+        client.send({"type": "words", "words": 7})
         assert (await client.next())["error"]["param"] == "words"
     assert synthesizer.texts[0] == "Hello."

@@ -48,7 +48,7 @@ from serve_app.cli.say import (
     write_speech,
 )
 from serve_app.cli.serve import request_log
-from serve_app.cli.serve.local_server import Address, check_port, curl_command
+from serve_app.cli.serve.local_server import Address, check_port, curl_command, first_page
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
 from serve_app.cli.upgrade_check import upgrade_changes
@@ -150,8 +150,7 @@ def serve(
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None
         stack.enter_context(_found_by_say(server.url, keyed=keyed, file=report))
-        has_page = settings.api.extensions is None or {"default", "page"} & set(settings.api.extensions)
-        progress.done(f"ready: open {server.url}{'' if has_page else '/docs'} in a browser")
+        progress.done(f"ready: open {first_page(server.url)} in a browser")
         if settings.model == EMBEDDED:
             print("This is the small English demo voice. Use --model to load a better model.", file=report)
         curl = curl_command(server.url, with_key=keyed)

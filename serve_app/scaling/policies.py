@@ -71,7 +71,8 @@ class Bounds:
         if not 0 <= self.min_replicas <= self.max_replicas or self.max_replicas < 1:
             raise ValueError("min_replicas must be 0 to max_replicas, and max_replicas at least 1")
         for field in fields(self):
-            if field.name != "jobs" and getattr(self, field.name) < 0:
+            value = getattr(self, field.name)
+            if not isinstance(value, str) and value < 0:
                 raise ValueError(f"{field.name} must not be negative")
 
 

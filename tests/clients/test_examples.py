@@ -5,6 +5,8 @@ import base64
 import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -32,7 +34,8 @@ from tests.e2e.black_box import serving
 from tests.serve_app.cli.test_check_client import Server
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
 
-EXAMPLES = Path(__file__).parents[2] / "docs/examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs/examples"
 TALKRAY = Path(sys.executable).parent
 WELL = 0.7  # of a short text's words: the recogniser misses some of the embedded voice
 
@@ -269,10 +272,40 @@ def test_the_dialect_of_a_house_is_loaded_from_outside(tmp_path: Path, transcrib
         answer = httpx.post(f"{url}/house/say", json={"words": text, "who": VOICE}, timeout=60)
         assert answer.status_code == 200, answer.text
         with connect(f"ws://127.0.0.1:{server.port}/house/live?who={VOICE}") as socket:
+            assert json.loads(socket.recv(timeout=60)) == {"type": "ready"}
             for word in text.split(" "):
-                socket.send(json.dumps({"words": f"{word} "}))
-            socket.send(json.dumps({"over": True}))
+                socket.send(json.dumps({"type": "words", "words": f"{word} "}))
+            socket.send(json.dumps({"type": "over"}))
             told = list(iter(lambda: received(socket), b""))
     audio, rate = soundfile.read(io.BytesIO(answer.content), dtype="float32")
     assert is_heard(text, audio, rate, transcriber)
     assert is_heard(text, pcm16(b"".join(told)), 24000, transcriber)
+
+
+EDITS = {  # as docs/add-extension.md describes
+    "serve_app/extensions/__init__.py": ('    "native",', '    "acme",\n    "native",'),
+    "docs/extensions.md": ("| `native` |", "| `acme` | Acme's API | `live` |\n| `native` |"),
+    "docs/dialects.md": ("- **nari**", "- **Acme**: `WS /acme/live`, `POST /acme/say`\n- **nari**"),
+    "docs/clients.md": ("dialects of Deepgram", "dialects of Acme, Deepgram"),
+}
+
+
+def test_the_dialect_of_a_house_passes_the_shared_tests_as_a_part_of_talkray(tmp_path: Path) -> None:
+    tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=shutil.ignore_patterns(".*", "__pycache__", "build"))
+    (tree / "serve_app/extensions/acme").mkdir()
+    for example, place in {
+        "house_dialect.py": "serve_app/extensions/acme/extension.py",
+        "house_rows.py": "tools/suites/rows/acme.py",
+    }.items():
+        text = (EXAMPLES / example).read_text(encoding="utf-8")
+        (tree / place).write_text(text.replace("house", "acme").replace("House", "Acme"), encoding="utf-8")
+    for place, (before, after) in EDITS.items():
+        text = (tree / place).read_text(encoding="utf-8")
+        (tree / place).write_text(text.replace(before, after, 1), encoding="utf-8")
+    suites = ["tests/serve_app/test_extension.py", "tests/serve_app/extensions", "tests/fuzz"]
+    tests = [sys.executable, "-m", "pytest", "-q", "-k", "acme or document", *suites]
+    done = subprocess.run(
+        tests, cwd=tree, env=os.environ | {"PYTHONPATH": f"{tree}:{tree / 'tools'}"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 60

@@ -54,7 +54,8 @@ async def test_it_reads_the_english_of_its_voice(client: aiohttp.ClientSession) 
     assert difference(figures, words) is None
 
 
-async def test_what_it_offers(client: aiohttp.ClientSession) -> None:
+async def test_what_it_offers(core: ServerCommand, client: aiohttp.ClientSession) -> None:
+    assert f"open {core.url}/docs in a browser" in core.output
     for path, status in (
         ("/health", 200), ("/ready", 200), ("/v1/models", 200), ("/v1/audio/voices", 200), ("/metrics", 200),
         ("/docs", 200), ("/", 404), ("/status", 404), ("/v1/audio/jobs", 404), ("/v1/voices", 404),

@@ -194,12 +194,13 @@ def test_a_folder_over_its_budget_is_found(tmp_path: Path) -> None:
 
 
 def test_the_command_fails_where_more_are(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(house, "faults", lambda root: {"classes": ["Twice: a.py, b.py"] * 1000})
+    monkeypatch.setattr(house, "faults", lambda root: {"classes": ["Twice: a.py, b.py"] * 1000, "budgets": ["room"]})
     monkeypatch.setattr("sys.argv", ["house"])
     with pytest.raises(SystemExit, match="1"):
         house.main()
     printed = capsys.readouterr().out
     assert "Twice: a.py, b.py" in printed
+    assert "budgets: 1, allowed 0: remove lines, or raise the budget" in printed
     assert "all but experiments, tests" in printed
 
 

@@ -35,9 +35,13 @@ class Documented:
     places: Sequence[Place]
     query: Json = field(default_factory=dict)
     protocols: Sequence[str] = ()
-    over: Json = field(default_factory=dict)  # last message of a socket's response; empty for HTTP
+    ends_with: Json = field(default_factory=dict)  # last message of a socket's response; empty for HTTP
     style: Sequence[str] = ()  # fields that describe a style
-    language: str = ""
+    language: str = ""  # field that selects the language
+    is_strict: bool = False  # whether an unsupported language is an error
+    wrappers: Sequence[
+        str
+    ] = ()  # objects that contain all fields of a message: names in errors and `ignored` omit them
 
 
 def fields(text: str) -> Json:

@@ -32,9 +32,10 @@ class Stop:
 class Closing:
     """Behaviour of a socket at the end, with close codes. None means that the socket stays open."""
 
-    goes_on: bool = True  # whether the socket stays open after an utterance, even after a cancelled one
+    stays_open: bool = True  # whether the socket stays open after an utterance, even after a cancelled one
     full: int | None = 1013  # close code if the server is at capacity
     failed: int | None = 1011  # close code if speech fails
+    farewell: str = ""  # type of a message between the end of the last utterance and the close
     drain: Json | None = None  # message that closes the socket after the current speech, unless the sample sends it
 
 
@@ -42,27 +43,34 @@ class Closing:
 class SocketRow:
     """One WebSocket. In messages, "$text" and "$voice" are placeholders, as in samples.
 
-    The first field of an expected response identifies its type. Inner objects may have additional fields.
+    The first field of an expected response identifies its type. Inner objects may have additional fields. The
+    first four fields are required. Set another one if the socket differs from its default.
     """
 
     sample: Sample
-    over: Json  # fields of the message that ends an utterance
+    ends_with: Json  # fields of the message that ends an utterance
     # Invalid messages, with the field that the error names, or else words of the error. The socket stays open.
-    refused: Sequence[tuple[Json, str]]
+    invalid: Sequence[tuple[Json, str]]
     numbers: Sequence[str]  # message texts with "?" in place of a number
     more: Sequence[Json] = ()  # other messages of clients
+    invalid_reply: Json = field(default_factory=lambda: {"type": "error"})  # fields of the reply to an invalid message
+    failure_type: str | None = "error"  # type of the message that reports a failure of speech
+    unspeakable: Json | None = None  # fields of the reply to a text that cannot be spoken; None: as `ends_with`
+    busy: str = ""  # error code of an utterance during another one; "": it waits
     stop: Stop | None = None  # None: only a disconnect stops an utterance
     closing: Closing = field(default_factory=Closing)
     times: WordTimesForm = field(default_factory=WordTimesForm)
-    again: Sequence[Mapping[str, object]] | None = None  # messages of another utterance; None: as in the sample
-    cut: Sequence[Mapping[str, object]] = ()  # utterance whose text may continue in the next message; (): not supported
+    next_utterance: Sequence[Mapping[str, object]] | None = None  # its messages; None: as in the sample
+    split_utterance: Sequence[Mapping[str, object]] = ()  # if the text may continue in the next message: its messages
+    is_live: bool = True  # whether a split utterance is spoken before its last message
     is_pcm: bool = True  # whether the audio is the synthesizer's unmodified output
-    error: str | None = "error"  # type of the message that reports a failure of speech
-    refusal: Json = field(default_factory=lambda: {"type": "error"})  # fields of the response to each invalid message
+    is_strict: bool = False  # whether a language that the model does not speak is an error
+    is_continued: bool = True  # whether an utterance continues the one before (`api.continuity.joints`)
     queries: Sequence[str] = ()  # additional queries for the fuzzers
+    aliases: Sequence[str] = ()  # other paths of this socket
 
     def speak(self, text: str, *, again: bool = False) -> list[Json]:
-        messages = self.again if again and self.again is not None else self.sample.messages
+        messages = self.next_utterance if again and self.next_utterance is not None else self.sample.messages
         return _filled(messages, text)
 
     def speak_timed(self, text: str) -> list[Json]:
@@ -75,16 +83,16 @@ class SocketRow:
         return ", ".join([f"WS {_shown(self.sample)}", *self.sample.protocols])
 
     def speak_in_parts(self, *texts: str) -> list[Json]:
-        place = next(index for index, message in enumerate(self.cut) if "$text" in str(message))
-        parts = [_filled(self.cut, text) for text in texts]
+        place = next(index for index, message in enumerate(self.split_utterance) if "$text" in str(message))
+        parts = [_filled(self.split_utterance, text) for text in texts]
         return [*parts[0][:place], *(part[place] for part in parts), *parts[0][place + 1 :]]
 
     def messages(self, text: str) -> list[Json]:
         """Return all kinds of messages that clients send."""
-        return _filled([*self.sample.messages, *self.cut, *self.more], text)
+        return _filled([*self.sample.messages, *self.split_utterance, *self.more], text)
 
     def bad(self) -> list[tuple[Json, str]]:
-        return [(_filled([message], "Hello.")[0], told) for message, told in self.refused]
+        return [(_filled([message], "Hello.")[0], told) for message, told in self.invalid]
 
     @property
     def path(self) -> str:
@@ -168,6 +176,7 @@ class Rows:
     documented: Mapping[str, Documented] = field(default_factory=dict)
     # Keyed by the path parameter that names the object.
     owned: Mapping[str, Owned] = field(default_factory=dict)
+    storing: Sequence[str] = ()  # paths of every `POST` that does not return speech
     issuing: Mapping[str, Issuing] = field(default_factory=dict)  # keyed by path
 
 

@@ -89,10 +89,10 @@ class SpeechBody(BaseModel):
     ignore_eos: bool = False
     leading_silence: bool = False
     word_timestamps: bool = False  # send events with word timestamps
-    markup: Markup | None = None  # None: use api.text.markup
+    markup: Markup | None = None  # None: use the server's setting
     text_normalization: Literal["on", "off"] | None = None  # on: write numbers and symbols as words
     lexicon: dict[str, str] | None = None  # pronunciations by word
-    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: as in api.text
+    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: use the server's setting
     previous_request_id: str | None = None  # continue from where this request ended
     # `_with_sampling` adds do_sample, temperature, top_k and the other fields of `Sampling` (deployments/protocol.py).
 

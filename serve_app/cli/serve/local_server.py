@@ -11,7 +11,7 @@ import time
 import urllib.error
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -281,6 +281,13 @@ def _await_ready(address: Address, report: Report) -> None:
             if waited_s > (_PATIENCE_S if load > cpus else _IDLE_PATIENCE_S):
                 raise StartError(f"{address.url}/ready did not respond within {waited_s:.0f} s")
             time.sleep(_POLL_S)
+
+
+def first_page(url: str) -> str:
+    """Return `url` if an extension serves a page there, otherwise the URL of /docs."""
+    with suppress(OSError), open_direct(url, timeout_s=_IDLE_PATIENCE_S):
+        return url
+    return f"{url}/docs"
 
 
 def curl_command(url: str, *, with_key: bool) -> str:

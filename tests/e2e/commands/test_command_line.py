@@ -24,7 +24,7 @@ def test_a_start_says_how_to_speak(plain: ServerCommand) -> None:
     said = plain.output.partition("Press Ctrl-C to stop.")[0]
     lines = said.splitlines()
     [ready] = [line for line in lines if line.startswith("ready: ")]
-    assert f"open {plain.url} in a browser" in ready
+    assert httpx.get(re.findall(r"open (\S+) in a browser", ready)[0]).status_code == 200
     assert any("This is the small English demo voice" in line for line in lines)
     assert [noise for noise in (*NOISE, "updating", "KV blocks") if noise in said] == []
     [curl] = [line.strip() for line in lines if line.strip().startswith("curl ")]

@@ -265,7 +265,7 @@ def test_what_serve_prints_of_a_request(options: tuple[str, ...], shown: str) ->
     assert [line for line in lines if "a1" in line] == ([shown] if shown else [])
     assert "--json" not in options or lines == [shown]
     told = result.stderr if "--json" in options else result.stdout
-    assert "ready: open http://127.0.0.1:1 in a browser" in told
+    assert "ready: open http://127.0.0.1:1/docs in a browser" in told  # no page answers on this port
     assert "This is the small English demo voice" in told
     assert "Press Ctrl-C to stop." in told
 

@@ -16,6 +16,7 @@ from starlette.types import Message
 from deployments.errors import Overloaded, ReplicaLost
 from serve_app.api.error_replies import translate
 from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.extensions import BUILT_IN
 from serve_app.extensions.live import connection as sockets
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.speech.speech_models import SpeechModels
@@ -24,7 +25,7 @@ from tests.serve_app.extensions.client import Client, Json, audio_in, connect
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
 from tests.serve_app.one_model import client_for, one_api, posted
 from tools.suites.row import VOICE, PostRow, SocketRow
-from tools.suites.rows import DIALECTS, ISSUING, POSTS, SOCKETS, here
+from tools.suites.rows import DIALECTS, ISSUING, POSTS, SOCKETS, STORING
 
 pytestmark = pytest.mark.anyio
 
@@ -39,19 +40,6 @@ PARTS = ["So \ud842", "\udfb7 it \ud83d is"]  # a pair of surrogates that is cut
 
 socket_rows = pytest.mark.parametrize("row", SOCKETS.values(), ids=SOCKETS)
 post_rows = pytest.mark.parametrize("row", POSTS.values(), ids=POSTS)
-
-
-# They store voices, recorded or designed, and speak for no listener: tests/serve_app/extensions/voices has their tests.
-STORING = {
-    "/v1/audio/voices", "/v1/audio/voices/{voice_id}", "/v1/audio/text",
-    "/v1/pronunciation-dictionaries/add-from-rules", "/v1/pronunciation-dictionaries/add-from-file",
-    "/v1/pronunciation-dictionaries/{dictionary_id}/add-rules",
-    "/v1/pronunciation-dictionaries/{dictionary_id}/remove-rules", "/pronunciation-dicts", "/pronunciation-dicts/",
-    "/v1/audio/voices/design", "/v1/audio/voice_consents", "/v1/audio/voice_consents/{consent_id}", "/v1/voices/add",
-    "/v1/voices/{voice_id}/edit", "/v1/text-to-voice", "/v1/text-to-voice/design",
-    "/v1/text-to-voice/create-previews", "/v1/text-to-voice/create-voice-from-preview", "/voices/clone",
-    "/v1/audio/jobs", "/v1/audio/jobs/{job_id}/cancel", "/v1/audio/jobs/{job_id}/resume",
-}  # fmt: skip
 
 
 def test_no_route_is_hidden_by_one_before_it() -> None:
@@ -71,12 +59,12 @@ def test_each_path_has_a_row() -> None:
     operations = [route.operation for dialect in DIALECTS for route in dialect.routes]
     posts = [each.removeprefix("POST ") for each in operations if each.startswith("POST ")]
     paths = [*(row.path.partition("?")[0] for row in POSTS.values()), *ISSUING]
-    azure = {"/openai/v1/realtime", "/openai/realtime"}  # the same socket as /v1/realtime
     rowless = {
         path for path, protocol in sockets_of if not _is_among(path, [p for p, own in places if own == protocol])
     }
-    assert rowless == azure & {path for path, _ in sockets_of}
-    assert {path for path in posts if not _is_among(path, paths)} == STORING & {*posts}
+    rows = f"add rows to tools/suites/rows/{{{','.join(BUILT_IN)}}}.py"
+    assert rowless == {alias for row in SOCKETS.values() for alias in row.aliases}, f"sockets: {rows}"
+    assert {path for path in posts if not _is_among(path, paths)} == {*STORING}, f"posts, or storing: {rows}"
 
 
 def _is_among(template: str, paths: list[str]) -> bool:
@@ -100,7 +88,7 @@ async def until(client: Client, told: Json) -> tuple[list[Json], bytes]:
 
 async def spoken(client: Client, row: SocketRow) -> tuple[list[Json], bytes]:
     """All messages and all audio up to the end of an utterance."""
-    return await until(client, row.over)
+    return await until(client, row.ends_with)
 
 
 async def first_audio(client: Client) -> bytes:
@@ -119,10 +107,15 @@ async def refusal(client: Client, row: SocketRow, *, is_bad: bool = False) -> Js
     """The next message that says what is wrong: that speech failed, or that a message `is_bad`."""
     while True:
         message = await client.next()
-        assert isinstance(message, bytes) or "closed" not in message, message
-        if isinstance(message, dict) and (message.get("error") or message.get("type") in ("error", "Error", "Warning")):
-            assert has(message, row.refusal) if is_bad else message.get("type") == row.error, message
+        assert isinstance(message, bytes) or "closed" not in message, f"closed, instead of an error: {message}"
+        if isinstance(message, dict) and is_refusal(row, message):
+            assert has(message, row.invalid_reply) if is_bad else message.get("type") == row.failure_type, message
             return message
+
+
+def is_refusal(row: SocketRow, message: Json) -> bool:
+    kinds = {row.failure_type, row.invalid_reply.get("type")} - {None}
+    return bool(message.get("error")) or message.get("type") in kinds
 
 
 def code_of(told: Json) -> object:
@@ -133,7 +126,7 @@ def code_of(told: Json) -> object:
 @socket_rows
 async def test_a_text_is_spoken_to_its_end(synthesizer: FakeSynthesizer, row: SocketRow) -> None:
     async with connected(row, synthesizer) as client:
-        for again in (False, True) if row.closing.goes_on else (False,):
+        for again in (False, True) if row.closing.stays_open else (False,):
             client.send(*row.speak("Hello there.", again=again))
             _, audio = await spoken(client, row)
             assert audio == pcm_of(utterance()) if row.is_pcm else audio
@@ -158,9 +151,10 @@ async def test_what_is_cancelled_stops_at_once_and_nothing_of_it_follows(row: So
         else:
             await synthesizer.closed.wait()
         assert synthesizer.closed.is_set()
-        if not row.closing.goes_on:
+        if not row.closing.stays_open:
             messages, audio = await client.until(closed=1000)
-            assert (len([message for message in messages if "session.finished" not in str(message)]), audio) == (1, b"")
+            assert {message.get("type") for message in messages} <= {None, row.closing.farewell}
+            assert audio == b""
             return
         if "context_id" in row.stop.message:
             client.send({**row.stop.message, "context_id": "nowhere"})
@@ -172,17 +166,14 @@ async def test_what_is_cancelled_stops_at_once_and_nothing_of_it_follows(row: So
         assert synthesizer.texts[-1] == "New."
 
 
-BUSY = {"native": "busy", "frames": "busy", "realtime": "conversation_already_has_active_response"}
-
-
-@pytest.mark.parametrize("name", here(*BUSY))
+@pytest.mark.parametrize("name", [name for name, row in SOCKETS.items() if row.busy])
 async def test_an_utterance_is_refused_while_another_one_is_spoken(name: str) -> None:
     row, synthesizer = SOCKETS[name], FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
     async with connected(row, synthesizer) as client:
         client.send(*row.speak("A long story."))
         await synthesizer.waiting.wait()
         client.send(*row.speak("Another.", again=True))
-        assert code_of(await refusal(client, row, is_bad=True)) == BUSY[name]
+        assert code_of(await refusal(client, row, is_bad=True)) == row.busy
     assert len(synthesizer.requests) == 1
 
 
@@ -200,7 +191,7 @@ async def test_a_bad_message_is_told_and_the_socket_stays(row: SocketRow) -> Non
         ):
             client.connection.receive({"type": "websocket.receive", **content})
             told = await refusal(client, row, is_bad=True)
-            assert code_of(told) == row.refusal.get("code", code)
+            assert code_of(told) == row.invalid_reply.get("code", code)
             assert _names(told, None)
         client.send(*row.speak("Hello."))
         _, audio = await spoken(client, row)
@@ -251,7 +242,7 @@ async def test_a_failure_is_told(row: SocketRow, script: list[Step]) -> None:
 async def closes(client: Client, row: SocketRow, code: int) -> None:
     message = await client.connection.next()
     if message["type"] == "websocket.send":  # ElevenLabs' one text ends all the same
-        assert json.loads(message["text"]) == row.over
+        assert json.loads(message["text"]) == row.ends_with
         message = await client.connection.next()
     assert (message["type"], message["code"]) == ("websocket.close", code)
     assert code != 1013 or message["reason"] == "overloaded, retry after 4 s"
@@ -276,8 +267,10 @@ def styles_of(synthesizer: FakeSynthesizer) -> list[tuple[str | None, str]]:
 @socket_rows
 async def test_a_tag_holds_to_the_next_one_wherever_it_is_cut(row: SocketRow) -> None:
     whole = [row.speak(TAGGED)]
-    in_parts = [row.speak_in_parts(TAGGED[:cut], TAGGED[cut:]) for cut in range(1, len(TAGGED), 9) if row.cut]
-    for messages in (*whole, *in_parts, *([row.speak_in_parts(*TAGGED)] if row.cut else [])):
+    in_parts = [
+        row.speak_in_parts(TAGGED[:cut], TAGGED[cut:]) for cut in range(1, len(TAGGED), 9) if row.split_utterance
+    ]
+    for messages in (*whole, *in_parts, *([row.speak_in_parts(*TAGGED)] if row.split_utterance else [])):
         synthesizer = FakeSynthesizer(script=utterance())
         async with connected(row, synthesizer) as client:
             client.send(*messages)
@@ -371,7 +364,7 @@ async def test_an_idle_socket_is_closed(row: SocketRow, monkeypatch: pytest.Monk
         await client.connection.task
 
 
-@pytest.mark.parametrize("name", [name for name, row in SOCKETS.items() if row.cut])
+@pytest.mark.parametrize("name", [name for name, row in SOCKETS.items() if row.split_utterance])
 async def test_halves_of_a_character_meet_in_the_next_message(synthesizer: FakeSynthesizer, name: str) -> None:
     row = SOCKETS[name]
     async with connected(row, synthesizer) as client:

@@ -41,7 +41,7 @@ async def speaking(row: SocketRow, synthesizer: FakeSynthesizer) -> AsyncIterato
 
 
 async def last_message(client: Client, row: SocketRow) -> Json:
-    kind, value = next(iter(row.over.items()))
+    kind, value = next(iter(row.ends_with.items()))
     (*_, last), _ = await client.until(**{kind: value})
     inner: Json = last.get("response", last)
     return inner

@@ -26,7 +26,7 @@ from tests.serve_app.extensions.timed import Interrupter
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
 from tools.suites.row import SocketRow
-from tools.suites.rows import SOCKETS, here
+from tools.suites.rows import SOCKETS
 
 pytestmark = pytest.mark.anyio
 
@@ -70,10 +70,6 @@ async def serving(synthesizer: Synthesizer, **config: Any) -> AsyncIterator[str]
 
 
 ROWS = {name: row for name, row in SOCKETS.items() if row.times.in_field and row.stop}
-
-
-def test_these_dialects_can_be_interrupted() -> None:
-    assert set(ROWS) == {*here("native", "flux", "elevenlabs", "elevenlabs-dialogue", "cartesia")}
 
 
 @pytest.mark.parametrize("info", [FOLLOWED, CUSTOM_VOICE], ids=["exact", "estimated"])

@@ -92,9 +92,9 @@ async def test_a_request_chooses_its_markup_whole_and_live(name: str, markup: st
         assert answer.status_code == 200
     else:
         row, pieces = SOCKETS[name], [text[at : at + 5] for at in range(0, len(text), 5)]
-        first, *rest = row.speak_in_parts(*pieces) if row.cut else row.speak(text)
+        first, *rest = row.speak_in_parts(*pieces) if row.split_utterance else row.speak(text)
         first["markup"] = markup
-        await heard(synthesizer, row.path, first, *rest, until=row.over, subprotocols=row.sample.protocols)
+        await heard(synthesizer, row.path, first, *rest, until=row.ends_with, subprotocols=row.sample.protocols)
     assert [each.strip() for each in synthesizer.texts] == texts
 
 

@@ -12,35 +12,38 @@ import pytest
 
 from serve_app.config import ApiSettings
 from serve_app.extensions.voices.settings import VoiceSettings
-from tests.serve_app.extensions.client import Client, Json, connect, talking
-from tests.serve_app.extensions.test_contract import socket_rows, until
+from tests.serve_app.extensions.client import Client, Json, audio_in, connect, talking
+from tests.serve_app.extensions.test_contract import is_refusal, socket_rows, until
 from tests.serve_app.extensions.voices.speakers import store
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import client_for, posted
-from tools.suites.row import PostRow, SocketRow, response
-from tools.suites.rows import POSTS, SOCKETS, here, is_here
+from tools.suites.row import PostRow, SocketRow
+from tools.suites.rows import POSTS, SOCKETS, is_here
 
 pytestmark = pytest.mark.anyio
 
 SPEECH = "/v1/audio/speech"
+VOICELESS = "write $voice wherever the row's sample names a voice (tools/suites/rows)"
 HELLO = {"input": "Hello", "voice": "ryan"}
 EMBEDDED = replace(CUSTOM_VOICE, languages=("english",), spoken_form="english")
-NAMELESS = {name: row for name, row in SOCKETS.items() if "/text-to-speech/" not in row.path}
+UNNAMED = {name: row for name, row in SOCKETS.items() if "$voice" not in row.sample.path.partition("?")[0]}
+OPTIONAL = {name: row for name, row in POSTS.items() if "$voice" not in row.sample.path.partition("?")[0]}
 
 
 def without_voice(value: Any) -> Any:
+    """Without the parts of a sample that name its voice: they contain `$voice`."""
     match value:
         case dict():
-            kept = {name: without_voice(item) for name, item in value.items() if "voice" not in str(item).lower()[:8]}
-            return {name: item for name, item in kept.items() if name != "voices" and item != {}}
+            kept = {name: without_voice(item) for name, item in value.items() if item not in ("$voice", ["$voice"])}
+            return {name: item for name, item in kept.items() if item != {}}
         case list() | tuple():
             return [without_voice(item) for item in value]
     return value
 
 
-def plain_path(path: str) -> str:
-    place, _, query = path.partition("?")
-    return "&".join([f"{place}?", *(part for part in query.split("&") if not part.startswith("model="))])
+def plain_path(row: PostRow | SocketRow) -> str:
+    path, _, query = row.sample.path.partition("?")
+    return "&".join([f"{path}?", *(part for part in query.split("&") if "$voice" not in part)])
 
 
 @pytest.mark.parametrize("voice", ["", " ", {"id": None}, {"id": ""}])
@@ -49,29 +52,28 @@ async def test_an_empty_voice_is_none(client: httpx.AsyncClient, voice: object) 
 
 
 @pytest.mark.parametrize("default", [None, "Uncle_Fu"])
-@pytest.mark.parametrize("name", [name for name in POSTS if "$voice" not in name and name != "Mistral"])
-async def test_a_body_without_a_voice_is_spoken_by_the_default_one(name: str, default: str | None) -> None:
-    synthesizer, row = FakeSynthesizer(script=utterance()), POSTS[name]
+@pytest.mark.parametrize("row", OPTIONAL.values(), ids=OPTIONAL)
+async def test_a_body_without_a_voice_is_spoken_by_the_default_one(row: PostRow, default: str | None) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
     body = json.loads(json.dumps(without_voice(dict(row.sample.body or {}))).replace("$text", "Hello."))
     async with client_for(synthesizer, ApiSettings(default_voice=default)) as client:
-        answer = await client.post(plain_path(row.path), json=body)
+        answer = await client.post(plain_path(row), json=body)
     assert answer.status_code == 200, answer.text
     chosen = (default or CUSTOM_VOICE.voices[0]).lower()
-    assert {request.voice for request in synthesizer.requests} == {chosen}
+    assert {request.voice for request in synthesizer.requests} == {chosen}, VOICELESS
     told = answer.json()["results"][0]["voice"] if row.has_results else answer.headers["x-talkray-voice"]
     assert told == chosen
 
 
-@pytest.mark.parametrize("row", NAMELESS.values(), ids=NAMELESS)
+@pytest.mark.parametrize("row", UNNAMED.values(), ids=UNNAMED)
 async def test_a_socket_without_a_voice_is_spoken_by_the_default_one(row: SocketRow) -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    path = plain_path(row.path) if "speak" in row.path else row.path
     messages = json.loads(json.dumps(without_voice(row.sample.messages)).replace("$text", "Hello there."))
-    async with connect(synthesizer, path, subprotocols=row.sample.protocols) as connection:
+    async with connect(synthesizer, plain_path(row), subprotocols=row.sample.protocols) as connection:
         client = await Client(connection).accepted()
         client.send(*messages)
-        told, _ = await until(client, row.over)
-    assert [request.voice for request in synthesizer.requests] == ["serena"]
+        told, _ = await until(client, row.ends_with)
+    assert [request.voice for request in synthesizer.requests] == ["serena"], VOICELESS
     notes = client.headers | {name: value for message in told for name, value in message.items()}
     assert "serena" in (notes.get("x-talkray-voice"), notes.get("voice"))
 
@@ -108,28 +110,22 @@ async def test_so_it_is_on_a_socket_whose_turn_ends(row: SocketRow, text: str) -
     async with connect(synthesizer, row.path, subprotocols=row.sample.protocols) as connection:
         client = await Client(connection).accepted()
         client.send(*row.speak(text))
-        ends = {
-            "/v1/audio/speech/ws": {"type": "error"},
-            "/v1/audio/frames/ws": {"type": "error"},
-            "/api-ws/v1/inference": {"type": "task-failed"},
-        }.get(row.path)
-        failed = response("failed") if "realtime?model=gpt" in row.path else row.over
-        told, _ = await until(client, row.over if row.sample.protocols else ends or failed)
+        told, _ = await until(client, row.unspeakable or row.ends_with)
         assert "none of it can be spoken" in str(told)
-        if row.closing.goes_on:
+        if row.closing.stays_open:
             client.send(*row.speak("Hello.", again=True))
-            await until(client, row.over)
-    assert synthesizer.texts == (["Hello."] if row.closing.goes_on else [])
+            await until(client, row.ends_with)
+    assert synthesizer.texts == (["Hello."] if row.closing.stays_open else [])
 
 
-@pytest.mark.parametrize("name", here("native", "frames", "nari", "vllm-omni"))
+@pytest.mark.parametrize("name", [name for name, row in SOCKETS.items() if row.is_strict])
 async def test_a_strict_socket_refuses_a_language_that_a_released_model_does_not_speak(name: str) -> None:
     for parts, texts in ((["नमस्ते", " दुनिया"], []), (["Привет", " is how one greets friends in Russia."], ["*"])):
         synthesizer, row = FakeSynthesizer(CUSTOM_VOICE, utterance()), SOCKETS[name]
         async with connect(synthesizer, row.path, subprotocols=row.sample.protocols) as connection:
             client = await Client(connection).accepted()
             client.send(*row.speak("".join(parts)))
-            told, _ = await until(client, row.over if texts else {"type": "error"})
+            told, _ = await until(client, row.ends_with if texts else {"type": "error"})
         assert len(synthesizer.texts) == len(texts)
         assert texts or "unsupported_language" in str(told)
 
@@ -224,17 +220,14 @@ async def test_a_long_input_is_refused_before_it_is_looked_at(client: httpx.Asyn
     assert time.thread_time() - begun_s < 10  # of quadratic work: minutes
 
 
-@pytest.mark.parametrize("field", ["voice", "x\ud83d", "input"])
-async def test_other_halves_do_no_harm(field: str) -> None:
-    for path in filter(is_here, ("/v1/audio/speech/ws", "/v1/audio/frames/ws", "/v1/realtime", "/api-ws/v1/realtime")):
-        asked = {"input": "Hello.", "voice": "ryan", field: "So \ud83d"}
-        update = {"type": "session.update", "session": {"voice": "So \ud83d", field: "So \ud83d"}}
-        async with talking(FakeSynthesizer(script=utterance()), path) as client:
-            client.send(update if "realtime" in path else {"type": "speak", **asked})
-            told = await client.next()
-            while isinstance(told, dict) and told.get("type") == "session.created":
-                told = await client.next()
-            assert isinstance(told, bytes) or "closed" not in told
+@socket_rows
+@pytest.mark.parametrize(("voice", "more"), [("So \ud83d", {}), ("ryan", {"x\ud83d": "So \ud83d"})])
+async def test_other_halves_do_no_harm(row: SocketRow, voice: str, more: Json) -> None:
+    sample = row.sample.filled(text="Hello.", voice=voice)
+    async with talking(FakeSynthesizer(script=utterance()), row.path, subprotocols=row.sample.protocols) as client:
+        client.send(*({**message, **more} for message in sample.messages))
+        while isinstance(told := await client.next(), dict) and not (audio_in(told) or is_refusal(row, told)):
+            assert "closed" not in told
 
 
 @pytest.mark.parametrize(("row", "fields", "named"), [(row, *each) for row in POSTS.values() for each in row.wrong])
@@ -268,7 +261,8 @@ async def test_the_page_says_what_an_unknown_voice_gets(client: httpx.AsyncClien
     answer = await client.post(path, json=body)
     is_refused = answer.status_code == 400 or '"status": "error"' in answer.text
     speaking, refusing = named()
-    assert (dialect in refusing, dialect in speaking) == (is_refused, not is_refused)
+    told, advice = (dialect in speaking, dialect in refusing), "list it in docs/clients.md, at **An unknown voice**"
+    assert told == (not is_refused, is_refused), f"{dialect} {'refuses it' if is_refused else 'speaks'}: {advice}"
 
 
 @pytest.mark.parametrize("dialect", [name for name in ("Deepgram", "ElevenLabs", "Cartesia") if name in ASKED])

@@ -21,6 +21,7 @@ SOCKETS: dict[str, SocketRow] = {name: row for rows in _ROWS for name, row in ro
 POSTS: dict[str, PostRow] = {name: row for rows in _ROWS for name, row in rows.posts.items()}
 DOCUMENTED: dict[str, Documented] = {name: row for rows in _ROWS for name, row in rows.documented.items()}
 OWNED: dict[str, Owned] = {name: row for rows in _ROWS for name, row in rows.owned.items()}
+STORING: list[str] = [path for rows in _ROWS for path in rows.storing]
 ISSUING: dict[str, Issuing] = {path: row for rows in _ROWS for path, row in rows.issuing.items()}
 _HERE = [compile_path(path)[0] for dialect in DIALECTS for path in dialect.paths]
 

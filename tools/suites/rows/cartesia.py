@@ -23,12 +23,12 @@ CALM = {"speed": 1.1, "emotion": "calm"}
 SOCKETS = {
     "cartesia": SocketRow(
         SAMPLES["Cartesia"],
-        over={"type": "done"},
-        refused=[
+        ends_with={"type": "done"},
+        invalid=[
             ({**CARTESIA, "transcript": 5}, "transcript is required"),
             ({**CARTESIA, "output_format": {"container": "raw", "encoding": "pcm_s24"}}, "output_format.encoding"),
         ],
-        refusal={"type": "error", "done": True},
+        invalid_reply={"type": "error", "done": True},
         numbers=['{"transcript": "a", "output_format": {"bit_rate": ?}}'],
         more=[
             {**CARTESIA, "continue": True, "output_format": FLOATS, "generation_config": CALM},
@@ -36,10 +36,11 @@ SOCKETS = {
             context(transcript="", flush=True, **{"continue": False}),
             context(cancel=True),
         ],
-        cut=[{**CARTESIA, "continue": True}, context(transcript="", **{"continue": False})],
+        split_utterance=[{**CARTESIA, "continue": True}, context(transcript="", **{"continue": False})],
         stop=Stop(context(cancel=True)),
         closing=Closing(full=None, failed=None),
         times=WordTimesForm("word_timestamps", asked_by={"add_timestamps": True}),
+        is_continued=False,  # a context is the conversation
     ),
 }
 
@@ -88,10 +89,10 @@ DOCUMENTED = {
         "/tts/websocket",
         [{**CONTEXT, "transcript": "Hello. ", "continue": True}, {**CONTEXT, "transcript": "", "continue": False}],
         [*PLACES, CONTAINER, Place({"max_buffer_delay_ms": 5, "flush": True, "duration": 5, "continue": False})],
-        over={"type": "done"},
+        ends_with={"type": "done"},
         style=("emotion",),
         language="language",
     ),
 }
 OWNED = {"dictionary_id": Owned("/pronunciation-dicts/", {"name": "it", "items": [{"text": "SQL", "alias": "sequel"}]})}
-ROWS = Rows(SOCKETS, POSTS, DOCUMENTED, OWNED)
+ROWS = Rows(SOCKETS, POSTS, DOCUMENTED, OWNED, ["/voices/clone", "/pronunciation-dicts", "/pronunciation-dicts/"])

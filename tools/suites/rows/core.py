@@ -69,6 +69,7 @@ DOCUMENTED = {
         [Place(OPENAI_SPEECH)],
         style=("instructions", "instruct", "instruction"),
         language="language",
+        is_strict=True,
     ),
     "Azure": Documented("/openai/deployments/any/audio/speech", [SPOKEN], [Place(OPENAI)]),
 }

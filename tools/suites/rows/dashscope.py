@@ -16,8 +16,8 @@ CHERRY: Json = {"voice": "Cherry", "mode": "commit", "language_type": "English"}
 SOCKETS = {
     "dashscope": SocketRow(
         SAMPLES["DashScope"],
-        over=response("completed"),
-        refused=[
+        ends_with=response("completed"),
+        invalid=[
             ({"type": "nonsense"}, "type"),
             ({"type": "session.update"}, "session"),
             (update(mode="eager"), "session"),
@@ -36,24 +36,25 @@ SOCKETS = {
             {"type": "response.cancel"},
         ],
         stop=Stop({"type": "response.cancel"}, response("cancelled")),
-        closing=Closing(goes_on=False),
-        cut=SAMPLES["DashScope"].messages,
+        closing=Closing(stays_open=False, farewell="session.finished"),
+        split_utterance=SAMPLES["DashScope"].messages,
     ),
     "dashscope-commit": SocketRow(
         Sample(SAMPLES["DashScope"].path, COMMITTED),
-        over=response("completed"),
-        refused=[(update(mode="eager"), "session")],
+        ends_with=response("completed"),
+        invalid=[(update(mode="eager"), "session")],
         numbers=['{"type": "session.update", "session": {"speech_rate": ?}}'],
         more=[{"type": "session.finish"}],
-        again=COMMITTED[1:],
-        cut=[*COMMITTED[:2], {"type": "session.finish"}],
+        next_utterance=COMMITTED[1:],
+        split_utterance=[*COMMITTED[:2], {"type": "session.finish"}],
+        is_live=False,
         stop=Stop({"type": "response.cancel"}, response("cancelled")),
     ),
     "dashscope-task": SocketRow(
         SAMPLES["DashScope, SpeechSynthesizer"],
-        over={"type": "task-finished"},
-        error="task-failed",
-        refused=[
+        ends_with={"type": "task-finished"},
+        failure_type="task-failed",
+        invalid=[
             ({"type": "nonsense"}, "header"),
             (task("nonsense"), "type"),
             (task("continue-task", input={"text": "x"}), "task_id"),
@@ -61,11 +62,13 @@ SOCKETS = {
             (task("run-task", parameters={"format": "flac"}), "format"),
             (task("run-task", parameters={"rate": 99}), "rate"),
         ],
-        refusal={"type": "task-failed"},
+        invalid_reply={"type": "task-failed"},
         numbers=['{"header": {"action": "run-task", "task_id": "a"}, "payload": {"parameters": {"rate": ?}}}'],
         more=[task("continue-task", input={"flush": True}), {**RUN, "payload": {"input": {"text": "$text"}}}],
-        cut=(RUN, SAY, FINISH),
+        split_utterance=(RUN, SAY, FINISH),
         stop=Stop(task("finish-task", input={"directive": "cancel"}), {"type": "task-finished"}),
+        unspeakable={"type": "task-failed"},
+        is_continued=False,  # a task is the conversation
     ),
 }
 
@@ -124,8 +127,9 @@ DOCUMENTED = {
             "type: session.finish",
         ),
         [Place({"model": "qwen3-tts-flash"}, None), Place({**FIELDS, "mode": "commit"}, inside="session")],
-        over={"closed": 1000},
+        ends_with={"closed": 1000},
         style=("instructions",),
+        wrappers=("session",),
     ),
     "DashScope, SpeechSynthesizer": Documented(
         SYNTHESIZER,
@@ -138,8 +142,9 @@ DOCUMENTED = {
         "/api-ws/v1/inference",
         [task("run-task"), task("continue-task", input={"text": "Hello."}), task("finish-task", input={})],
         [Place({"model": "cosyvoice-v3"}, inside="payload"), Place(SYNTHESIZED, inside="payload.parameters")],
-        over={"type": "task-finished"},
+        ends_with={"type": "task-finished"},
         style=("instruction",),
+        wrappers=("payload",),
     ),
 }
 ROWS = Rows(SOCKETS, POSTS, DOCUMENTED)

@@ -9,23 +9,23 @@ OFFSET = {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 5
 SOCKETS = {
     "deepgram": SocketRow(
         SAMPLES["Deepgram"],
-        error="Error",
-        over={"type": "Flushed"},
-        refused=[({"type": "Sing"}, "type must be Speak"), ({"type": "Speak"}, "text is required")],
-        refusal={"type": "Warning"},
+        failure_type="Error",
+        ends_with={"type": "Flushed"},
+        invalid=[({"type": "Sing"}, "type must be Speak"), ({"type": "Speak"}, "text is required")],
+        invalid_reply={"type": "Warning"},
         closing=Closing(drain={"type": "Close"}),
         numbers=['{"type": "Speak", "text": "a", "x": ?}'],
         more=[{"type": "Clear"}, {"type": "Close"}],
-        cut=SAMPLES["Deepgram"].messages,
+        split_utterance=SAMPLES["Deepgram"].messages,
         stop=Stop({"type": "Clear"}, {"type": "Cleared"}),
         queries=["model=aura-2-ryan-en&encoding=linear16&sample_rate=24000&speed=1.1", "encoding=mulaw"],
     ),
     "flux": SocketRow(
         SAMPLES["Deepgram Flux"],
-        error="Error",
-        over={"type": "SpeechMetadata"},
-        refused=[({"type": "Sing"}, "type must be Speak"), ({"type": "Speak"}, "text is required")],
-        refusal={"type": "Warning", "code": "MESSAGE-0000"},
+        failure_type="Error",
+        ends_with={"type": "SpeechMetadata"},
+        invalid=[({"type": "Sing"}, "type must be Speak"), ({"type": "Speak"}, "text is required")],
+        invalid_reply={"type": "Warning", "code": "MESSAGE-0000"},
         closing=Closing(drain={"type": "Close"}),
         queries=["model=flux-ryan-en&encoding=mulaw&sample_rate=8000"],
         numbers=[
@@ -33,7 +33,7 @@ SOCKETS = {
             '{"type": "Configure", "speed": ?}',
         ],
         more=[OFFSET, {"type": "Configure", "speed": 1.1}, {"type": "Close"}],
-        cut=SAMPLES["Deepgram Flux"].messages,
+        split_utterance=SAMPLES["Deepgram Flux"].messages,
         stop=Stop({"type": "Interrupt"}, {"type": "SpeechInterrupted"}),
         times=WordTimesForm("text_spoken"),
     ),
@@ -69,8 +69,8 @@ DOCUMENTED = {
     "Deepgram": Documented(
         "/v1/speak", [{"text": "Hello."}], [Place(REST, None), Place({"text": "Bye.", "model": "a", "x": 1})]
     ),
-    "Deepgram, WebSocket": Documented("/v1/speak", SAYS, OVER_SOCKET, over=CLOSED),
+    "Deepgram, WebSocket": Documented("/v1/speak", SAYS, OVER_SOCKET, ends_with=CLOSED),
     "Flux": Documented("/v2/speak", [{"text": "Hello."}], [Place(REST, None)]),
-    "Flux, WebSocket": Documented("/v2/speak", SAYS, OVER_SOCKET, over=CLOSED),
+    "Flux, WebSocket": Documented("/v2/speak", SAYS, OVER_SOCKET, ends_with=CLOSED),
 }
 ROWS = Rows(SOCKETS, POSTS, DOCUMENTED)

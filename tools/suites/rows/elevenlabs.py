@@ -9,35 +9,36 @@ DIALOGUE = context(inputs=[{"text": "$text ", "voice_id": "$voice"}])
 SOCKETS = {
     "elevenlabs": SocketRow(
         SAMPLES["ElevenLabs"],
-        over={"isFinal": True},
-        error=None,
-        refused=[
+        ends_with={"isFinal": True},
+        failure_type=None,
+        invalid=[
             (context(text=5), "text must be a string"),
             ({"text": "x", "context_id": 5}, "context_id must be a string"),
         ],
-        refusal={"contextId": None},
+        invalid_reply={"contextId": None},
         numbers=['{"text": "a", "voice_settings": {"speed": ?}}'],
         more=[context(text="$text", voice_settings={"speed": 1.1}, flush=True), {"close_socket": True}],
-        cut=[context(text="$text"), *SAMPLES["ElevenLabs"].messages[2:]],
+        split_utterance=[context(text="$text"), *SAMPLES["ElevenLabs"].messages[2:]],
         stop=Stop(context(close_context=True), {"isFinal": True}),
         closing=Closing(full=None, failed=None),
         queries=["output_format=pcm_24000&sync_alignment=true", "output_format=mp3_44100_128"],
         times=WordTimesForm("alignment", counts_from="words"),
+        is_continued=False,  # a context is the conversation
     ),
     "elevenlabs-text": SocketRow(
         Sample(
             "/v1/text-to-speech/$voice/stream-input?output_format=pcm_24000",
             ({"text": " ", "voice_settings": None}, {"text": "$text "}, {"text": ""}),
         ),
-        over={"isFinal": True},
-        error=None,
-        refused=[({"text": 5}, "text must be a string")],
-        refusal={"contextId": None},
+        ends_with={"isFinal": True},
+        failure_type=None,
+        invalid=[({"text": 5}, "text must be a string")],
+        invalid_reply={"contextId": None},
         queries=["output_format=pcm_16000", "output_format=ulaw_8000"],
         numbers=['{"text": "a", "voice_settings": {"speed": ?}}'],
         more=[context(text="$text", flush=True)],
-        cut=[{"text": "$text"}, {"text": ""}],
-        closing=Closing(goes_on=False, full=1000, failed=1000),
+        split_utterance=[{"text": "$text"}, {"text": ""}],
+        closing=Closing(stays_open=False, full=1000, failed=1000),
         times=WordTimesForm("alignment", counts_from="words"),
     ),
     "elevenlabs-dialogue": SocketRow(
@@ -50,18 +51,19 @@ SOCKETS = {
                 context(close_context=True),
             ),
         ),
-        over={"is_final": True},
-        error=None,
-        refused=[
+        ends_with={"is_final": True},
+        failure_type=None,
+        invalid=[
             ({**DIALOGUE, "context_id": 5}, "context_id must be a string"),
             (context(inputs=[{"text": 5}]), "inputs must be a list"),
         ],
-        refusal={"context_id": None},
+        invalid_reply={"context_id": None},
         numbers=['{"inputs": [{"text": "a"}], "voice_settings": {"speed": ?}}'],
         more=[{**DIALOGUE, "flush": True}],
         stop=Stop(context(close_context=True), {"is_final": True}),
         closing=Closing(full=None, failed=None),
         times=WordTimesForm("alignment", counts_from="audio"),
+        is_continued=False,
     ),
 }
 
@@ -141,14 +143,14 @@ DOCUMENTED = {
             {**CONTEXT, "close_context": True},
         ],
         PLACES,
-        over={"isFinal": True},
+        ends_with={"isFinal": True},
         language="language_code",
     ),
     "ElevenLabs, one text": Documented(
         "/v1/text-to-speech/serena/stream-input",
         [{"text": SAID}, {"text": SAID, "flush": True}, {"text": ""}],
         PLACES,
-        over={"isFinal": True},
+        ends_with={"isFinal": True},
     ),
     "ElevenLabs, contexts of a dialogue": Documented(
         "/v1/text-to-dialogue/multi-stream-input",
@@ -165,9 +167,15 @@ DOCUMENTED = {
             Place(VOICE_SETTINGS, 1, "voice_settings"),
             Place({"voice_id": "ryan", "new_turn": True}, 1, "inputs"),
         ],
-        over={"is_final": True},
+        ends_with={"is_final": True},
     ),
 }
 RULE = {"string_to_replace": "SQL", "type": "alias", "alias": "sequel"}
 OWNED = {"dictionary_id": Owned("/v1/pronunciation-dictionaries/add-from-rules", {"name": "it", "rules": [RULE]})}
-ROWS = Rows(SOCKETS, POSTS, DOCUMENTED, OWNED)
+STORING = [
+    *("/v1/voices/add", "/v1/voices/{voice_id}/edit"),
+    *(f"/v1/text-to-voice{way}" for way in ("", "/design", "/create-previews", "/create-voice-from-preview")),
+    *(f"/v1/pronunciation-dictionaries/add-from-{source}" for source in ("rules", "file")),
+    *(f"/v1/pronunciation-dictionaries/{{dictionary_id}}/{way}-rules" for way in ("add", "remove")),
+]
+ROWS = Rows(SOCKETS, POSTS, DOCUMENTED, OWNED, STORING)

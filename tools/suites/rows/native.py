@@ -9,22 +9,29 @@ NATIVE: tuple[Json, ...] = ({"type": "speak", **SPEECH},)
 SOCKETS = {
     "native": SocketRow(
         Sample("/v1/audio/speech/ws", NATIVE),
-        over={"type": "done"},
-        refused=[({"type": "sing"}, "type"), ({"type": "speak"}, "input"), ({**NATIVE[0], "voice": "nobody"}, "voice")],
+        ends_with={"type": "done"},
+        invalid=[({"type": "sing"}, "type"), ({"type": "speak"}, "input"), ({**NATIVE[0], "voice": "nobody"}, "voice")],
         numbers=['{"type": "speak", "input": "a", "voice": "ryan", "from_frame": ?}'],
         stop=Stop({"type": "cancel"}, {"type": "cancelled"}),
         closing=Closing(failed=None),
+        unspeakable={"type": "error"},
+        busy="busy",
+        is_strict=True,
         times=WordTimesForm("words", asked_by={"word_timestamps": True}),
     ),
     "frames": SocketRow(
         Sample("/v1/audio/frames/ws", NATIVE),
-        over={"type": "done"},
-        refused=[({"type": "x"}, "type"), ({**NATIVE[0], "speed": 2}, "speed"), ({**NATIVE[0], "voice": "x"}, "voice")],
+        ends_with={"type": "done"},
+        invalid=[({"type": "x"}, "type"), ({**NATIVE[0], "speed": 2}, "speed"), ({**NATIVE[0], "voice": "x"}, "voice")],
         numbers=['{"type": "speak", "input": "a", "voice": "ryan", "top_k": ?}'],
         more=[{"type": "speak", "input": "$text", "voice": "ash", "seed": 5}],
         stop=Stop({"type": "cancel"}, {"type": "cancelled"}),
         is_pcm=False,
         closing=Closing(full=None, failed=None),
+        unspeakable={"type": "error"},
+        busy="busy",
+        is_strict=True,
+        is_continued=False,  # without audio, no end of it
     ),
 }
 
@@ -34,8 +41,8 @@ OVER_SOCKET |= {"word_timestamps": True, "request_id": "mine", "from_frame": Sen
 SPEAK, DONE = {**SPOKEN, "type": "speak"}, {"type": "done"}
 DOCUMENTED = {
     "codec frames": Documented("/v1/audio/frames", [SPOKEN], [Place(FRAMES)]),
-    "codec frames, WebSocket": Documented("/v1/audio/frames/ws", [SPEAK], [Place(FRAMES)], over=DONE),
-    "Talkray, WebSocket": Documented("/v1/audio/speech/ws", [SPEAK], [Place(OVER_SOCKET)], over=DONE),
+    "codec frames, WebSocket": Documented("/v1/audio/frames/ws", [SPEAK], [Place(FRAMES)], ends_with=DONE),
+    "Talkray, WebSocket": Documented("/v1/audio/speech/ws", [SPEAK], [Place(OVER_SOCKET)], ends_with=DONE),
 }
 ROWS = Rows(
     sockets=SOCKETS,

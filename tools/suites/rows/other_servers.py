@@ -9,8 +9,8 @@ SAMPLES = samples_of("other_servers")
 SOCKETS = {
     "vllm-omni": SocketRow(
         SAMPLES["vLLM-Omni"],
-        over={"type": "session.done"},
-        refused=[
+        ends_with={"type": "session.done"},
+        invalid=[
             ({"type": "input.text", "text": "x"}, "must be session.config"),
             ({"type": "input.done"}, "must be session.config"),
             ({"type": "input.text"}, "text is required"),
@@ -18,17 +18,18 @@ SOCKETS = {
             ({"type": "x"}, "type must be session.config"),
             ({"speed": 1}, "type must be session.config"),
         ],
-        refusal={"type": "error", "action": "discard", "partial_audio": False},
+        invalid_reply={"type": "error", "action": "discard", "partial_audio": False},
         closing=Closing(drain={"type": "session.close"}),
         numbers=['{"type": "session.config", "voice": "ryan", "seed": ?}'],
         more=[{"type": "session.config", "voice": "ryan", "speed": 1.1, "seed": 5}, {"type": "session.close"}],
-        again=SAMPLES["vLLM-Omni"].messages[1:],
-        cut=SAMPLES["vLLM-Omni"].messages,
+        is_strict=True,
+        next_utterance=SAMPLES["vLLM-Omni"].messages[1:],
+        split_utterance=SAMPLES["vLLM-Omni"].messages,
     ),
     "nari": SocketRow(
         SAMPLES["nari"],
-        over={"type": "response.done", "stop_reason": "stop"},
-        refused=[
+        ends_with={"type": "response.done", "stop_reason": "stop"},
+        invalid=[
             ({"type": "input_text.append", "text": "Hello", "sequence": 0}, "type"),
             ({"type": "request.start", "voice": "nobody"}, "voice"),
             ({"type": "request.start", "voice": "ryan", "speed": 9}, "speed"),
@@ -41,8 +42,13 @@ SOCKETS = {
             {"type": "response.cancel"},
         ],
         stop=Stop({"type": "response.cancel"}, {"type": "response.done", "stop_reason": "cancelled"}),
-        closing=Closing(goes_on=False),
-        cut=[SAMPLES["nari"].messages[0], {"type": "input_text.append", "text": "$text"}, {"type": "input_text.end"}],
+        closing=Closing(stays_open=False),
+        is_strict=True,
+        split_utterance=[
+            SAMPLES["nari"].messages[0],
+            {"type": "input_text.append", "text": "$text"},
+            {"type": "input_text.end"},
+        ],
     ),
 }
 
@@ -111,7 +117,7 @@ DOCUMENTED = {
         "/v1/audio/speech/stream",
         messages("type: session.config, voice: alloy", "type: input.text, text: Hello.", "type: input.done"),
         [Place(OMNI_SOCKET)],
-        over={"type": "session.done"},
+        ends_with={"type": "session.done"},
         style=("instruct",),
     ),
     "nari": Documented(
@@ -119,7 +125,8 @@ DOCUMENTED = {
         messages("type: request.start, voice: alloy", "type: input_text.append, text: Hello.", "type: input_text.end"),
         [Place(NARI)],
         protocols=["nari.speech.v1"],
-        over={"closed": 1000},
+        is_strict=True,
+        ends_with={"closed": 1000},
         style=("instruct",),
         language="language",
     ),

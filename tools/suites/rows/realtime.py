@@ -16,8 +16,8 @@ ASH = {"format": {"type": "audio/pcm", "rate": 24000}, "voice": "ash", "speed": 
 SOCKETS = {
     "realtime": SocketRow(
         SAMPLE,
-        over=response("completed"),
-        refused=[
+        ends_with=response("completed"),
+        invalid=[
             ({"type": "input_audio_buffer.append", "audio": ""}, "type"),
             ({"type": "session.update"}, "session"),
             (update(output_audio_format="mp3"), "format"),
@@ -36,6 +36,9 @@ SOCKETS = {
         ],
         stop=Stop({"type": "response.cancel"}, response("cancelled")),
         closing=Closing(full=None, failed=None),
+        unspeakable=response("failed"),
+        busy="conversation_already_has_active_response",
+        aliases=["/openai/v1/realtime", "/openai/realtime"],
     ),
 }
 
@@ -65,7 +68,8 @@ DOCUMENTED = {
             Place(FIELDS, 2, "response"),
             Place({"input": [item("Bye.")]}, 2, "response"),
         ],
-        over={"type": "response.done"},
+        ends_with={"type": "response.done"},
+        wrappers=("session", "response"),
     ),
 }
 ROWS = Rows(SOCKETS, documented=DOCUMENTED)

@@ -6,4 +6,7 @@ OWNED = {
     "voice_id": Owned("/v1/audio/voices", {"name": "mine"}, files=("audio_sample",)),
     "consent_id": Owned("/v1/audio/voice_consents", {"name": "c", "language": "en"}, files=("recording",)),
 }
-ROWS = Rows(owned=OWNED)
+STORING = [
+    f"/v1/audio/{place}" for place in ("voices", "voices/{voice_id}", "voice_consents", "voice_consents/{consent_id}")
+]
+ROWS = Rows(owned=OWNED, storing=STORING)

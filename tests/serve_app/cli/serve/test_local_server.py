@@ -10,8 +10,10 @@ import pytest
 from deployments.errors import StartError
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve import local_server
-from serve_app.cli.serve.local_server import Address, logical_cpus, root_cause, why_unusable
+from serve_app.cli.serve.local_server import Address, first_page, logical_cpus, root_cause, why_unusable
 from serve_app.config import POOLS, AppConfig
+from tests.loadtest.servers import QuietHandler
+from tests.loadtest.servers import running as serving
 from tools.suites.application import running
 
 QUOTED = """A replica failed to start with exception. Retrying 2 more time(s). Error:
@@ -99,6 +101,15 @@ def test_a_busy_machine_may_be_slower(load: float, polls: int, answers: bool, mo
     monkeypatch.setattr(local_server, "_POLL_S", 0.0)
     with nullcontext() if answers else pytest.raises(StartError, match="/ready did not respond within 0 s"):
         local_server._await_ready(Address("127.0.0.1", 1), lambda line: None)
+
+
+@pytest.mark.parametrize(("status", "path"), [(200, ""), (404, "/docs")])
+def test_the_first_page_is_the_docs_where_no_extension_has_a_page(status: int, path: str) -> None:
+    def answer(handler: QuietHandler) -> None:
+        handler.answer(status if handler.path == "/" else 500, b"")
+
+    with serving(type("Handler", (QuietHandler,), {"do_GET": answer})) as url:
+        assert first_page(url) == f"{url}{path}"
 
 
 def test_replicas_listen_on_loopback_wherever_their_server_does(monkeypatch: pytest.MonkeyPatch) -> None:

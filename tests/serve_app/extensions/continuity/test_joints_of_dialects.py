@@ -1,4 +1,4 @@
-"""With `api.text.joints` the utterances of one conversation go on from each other, over all sockets."""
+"""With `api.continuity.joints` the utterances of one conversation go on from each other, over all sockets."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,9 +18,7 @@ pytestmark = pytest.mark.anyio
 ONE, TWO, THREE = "Hello there, all of you.", "And this comes after it.", "That is the end."
 SPEAK: Json = {"type": "speak", "voice": "ryan"}
 NO_TAIL = "no recent finished request with this voice has this ID"
-# Of Cartesia's and ElevenLabs' sockets a context is the conversation, of DashScope's a task; codec frames have no tail,
-# dialects whose socket ends with its utterance have no second one.
-CONVERSING = here("native", "deepgram", "flux", "realtime", "dashscope-commit", "vllm-omni")
+CONVERSING = {name: row for name, row in SOCKETS.items() if row.closing.stays_open and row.is_continued}
 
 
 @asynccontextmanager
@@ -37,7 +35,7 @@ async def conversing(
 
 async def say(client: Client, row: SocketRow, text: str, *, again: bool) -> None:
     client.send(*row.speak(text, again=again))
-    kind, value = next(iter(row.over.items()))
+    kind, value = next(iter(row.ends_with.items()))
     await client.until(**{kind: value})
 
 
@@ -45,16 +43,10 @@ def tails(requests: list[SynthesisRequest]) -> list[str | None]:
     return [None if request.tail is None else request.tail.text.strip() for request in requests]
 
 
-def test_each_socket_on_which_one_utterance_follows_another_is_here() -> None:
-    others = here("elevenlabs", "elevenlabs-dialogue", "cartesia", "dashscope-task", "frames")
-    assert {name for name, row in SOCKETS.items() if row.closing.goes_on} == {*CONVERSING, *others}
-
-
 @pytest.mark.parametrize("joints", [True, False])
-@pytest.mark.parametrize("name", CONVERSING)
-async def test_an_utterance_goes_on_from_the_one_before(name: str, *, joints: bool) -> None:
-    row = SOCKETS[name]
-    async with conversing(row.path, joints=joints, subprotocols=row.sample.protocols) as (client, synthesizer):
+@pytest.mark.parametrize("row", CONVERSING.values(), ids=CONVERSING)
+async def test_an_utterance_goes_on_from_the_one_before(row: SocketRow, *, joints: bool) -> None:
+    async with conversing(row.path, joints=joints, subprotocols=tuple(row.sample.protocols)) as (client, synthesizer):
         for number, text in enumerate((ONE, TWO, THREE)):
             await say(client, row, text, again=number > 0)
     assert tails(synthesizer.requests) == ([None, ONE, TWO] if joints else [None, None, None])

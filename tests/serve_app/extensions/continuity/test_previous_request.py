@@ -129,7 +129,7 @@ async def test_elevenlabs_sockets_name_them_in_a_query_and_in_messages(synthesiz
     around = {"previous_text": "Hi.", "next_text": "Bye.", "previous_request_ids": ["x"]}
     async with talking(synthesizer, row.path + query) as client:
         client.send(first | around, *others)
-        told, _ = await client.until(**row.over)
+        told, _ = await client.until(**row.ends_with)
     reason = "needs its audio: over HTTP use previous_request_ids"
     reasons = {"previous_text": reason, "next_text": reason}
     reasons["previous_request_ids"] = "must be a list of IDs in an HTTP body"

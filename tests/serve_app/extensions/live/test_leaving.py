@@ -35,18 +35,18 @@ WHOLE = pcm_of(utterance())
 LAST_FRAMES = 2 * 2 * CUSTOM_VOICE.frame_samples  # bytes of two
 
 
-ROWS = {name: row for name, row in SOCKETS.items() if row.closing.goes_on and row.is_pcm}
+ROWS = {name: row for name, row in SOCKETS.items() if row.closing.stays_open and row.is_pcm}
 ANY = next(iter(ROWS.values()))
 
 
 def ended(row: SocketRow) -> Callable[[Message], bool]:
-    kind, value = next(iter(row.over.items()))
+    kind, value = next(iter(row.ends_with.items()))
     return lambda message: bool(message.get(kind) == value)
 
 
 def halves(row: SocketRow) -> tuple[list[Message], list[Message]]:
     """The messages of a turn up to the first of its text that is spoken, and the rest."""
-    if not row.cut or row is SOCKETS.get("dashscope-commit"):  # which speaks what was committed
+    if not row.split_utterance or not row.is_live:
         return row.speak("Hello there."), []
     messages = row.speak_in_parts("Hello ", "there.")
     place = next(index for index, message in enumerate(messages) if "Hello " in str(message)) + 1

@@ -111,7 +111,7 @@ async def test_a_socket_carries_them(row: SocketRow, info: ModelInfo) -> None:
     reader = Reader(row.times.in_field, row.times.counts_from)
     async with talking(speaking(info), row.path) as client:
         client.send(*row.speak_timed(FOLLOWED_TEXT))
-        told, _ = await client.until(**row.over)
+        told, _ = await client.until(**row.ends_with)
     for message in told:
         reader.read(message)
     check(row, info, reader, client.headers.get(HEADER))
@@ -123,7 +123,7 @@ async def test_other_sockets_say_nothing_of_them(row: SocketRow, info: ModelInfo
     synthesizer = speaking(info)
     async with talking(synthesizer, row.path, subprotocols=row.sample.protocols) as client:
         client.send(*row.speak(FOLLOWED_TEXT))
-        kind, value = next(iter(row.over.items()))
+        kind, value = next(iter(row.ends_with.items()))
         told, _ = await client.until(**{kind: value})
     assert not synthesizer.requests[0].word_times
     assert HEADER not in client.headers
@@ -137,7 +137,7 @@ async def test_an_interruption_of_flux_says_what_was_spoken(name: str, info: Mod
     interrupt = {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 660}}
     async with talking(speaking(info), row.path) as client:
         client.send(*row.speak_timed(FOLLOWED_TEXT))
-        await client.until(**row.over)
+        await client.until(**row.ends_with)
         client.send(interrupt)
         (*_, told), _ = await client.until(type="SpeechInterrupted")
     assert told["text_spoken"] == "Hello there all"

@@ -35,7 +35,7 @@ from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus, ready
 from tests.loadtest.test_report import run
 from tests.loadtest.test_sweep import PLAN, step
-from tests.pages.browsers import IS_READY, ROOT, seen_in, starting, told
+from tests.serve_app.extensions.page.browsers import IS_READY, ROOT, seen_in, starting, told
 from tests.serve_app.extensions.voices.speakers import spoken
 from tests.serve_app.fake import (
     BASE,

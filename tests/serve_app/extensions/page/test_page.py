@@ -13,7 +13,7 @@ import torch
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.black_box import serving
-from tests.pages.browsers import FIREFOX, IS_READY, ROOT, seen_in
+from tests.serve_app.extensions.page.browsers import FIREFOX, IS_READY, ROOT, seen_in
 
 pytestmark = [pytest.mark.page, pytest.mark.usefixtures("loudspeaker")]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 MODULES = ROOT / ".pages"  # puppeteer-core and axe-core, which `make page` installs
 SCENARIOS = Path(__file__).with_name("scripts") / "scenarios.mjs"
 BOUND_S = 180

@@ -1,0 +1,5 @@
+"""Designed voices."""
+
+from tools.suites.row import Rows
+
+ROWS = Rows(storing=["/v1/audio/voices/design"])
