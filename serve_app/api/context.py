@@ -136,7 +136,7 @@ class RequestContext:
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request. This method has the only `except Exception` of the HTTP API that does not re-raise."""
+        """Handle a request. Other code of the API re-raises unexpected exceptions; the first one is answered here."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
