@@ -177,18 +177,13 @@ typedef float eight_floats __attribute__((vector_size(32), aligned(4)));
 
 /* Compute sums [count, 16] of float32 rows [count, inputs] in sums [count, 32]. A constant count keeps them in registers. */
 ALWAYS_INLINE void float_sums_of_rows(const float *rows, const float *weight, int count, ptrdiff_t inputs, float *sums) {
-    eight_floats left[4], right[4];
-    for (int row = 0; row < count; row++)
-        left[row] = right[row] = (eight_floats){0};
+    eight_floats parts[4][2] = {0};
     for (ptrdiff_t input = 0; input < inputs; input++, weight += SIDE)
-        for (int row = 0; row < count; row++) {
-            left[row] += rows[row * inputs + input] * *(const eight_floats *)weight;
-            right[row] += rows[row * inputs + input] * *(const eight_floats *)(weight + HALF / 2);
-        }
-    for (int row = 0; row < count; row++) {
-        memcpy(sums + row * SIDE, &left[row], sizeof left[row]);
-        memcpy(sums + row * SIDE + HALF / 2, &right[row], sizeof right[row]);
-    }
+        for (int row = 0; row < count; row++)
+            for (int part = 0; part < 2; part++)
+                parts[row][part] += rows[row * inputs + input] * *(const eight_floats *)(weight + part * HALF / 2);
+    for (int row = 0; row < count; row++)
+        memcpy(sums + row * SIDE, parts[row], sizeof parts[row]);
 }
 
 /* Compute sums [count, 32] of float32 rows [count, inputs], for 32 outputs with weights [inputs, 32]. */

@@ -15,14 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from deployments.codec.backends import c_kernels
-from deployments.codec.backends.c_kernels import (
-    Convolution,
-    ExactConvolution,
-    New,
-    convolve_to_one,
-    fits,
-    multiplies_floats,
-)
+from deployments.codec.backends.c_kernels import Convolution, ExactConvolution, New, convolve_to_one, fits
 from deployments.codec.fold import Conv, FoldedWeights, Linear, Snake
 
 _TYPICAL_ROWS = 128
@@ -64,7 +57,7 @@ class TorchProduct:
         self._bias = None if bias is None else bias.to(dtype)
         self._packs = weight.is_cpu and onednn_packs(dtype)
         weight = weight.to(dtype)
-        is_own = dtype == torch.float32 and multiplies_floats(weight)
+        is_own = dtype == torch.float32 and c_kernels.multiplies_floats(weight)
         self._own = ExactConvolution(weight, bias, dilation) if is_own else None
         has_few_rows = (channels >= MANY_CHANNELS and not may_be_long) or (is_own and self._taps == 1)
         if not is_own:
