@@ -12,6 +12,7 @@
 
 /* Only glibc supports the selection between clones. */
 #if defined(FOR_SEVERAL_CPUS) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define HAS_CLONES
 #if __GNUC__ >= 12
 #define FOR_THIS_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

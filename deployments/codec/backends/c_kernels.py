@@ -23,7 +23,7 @@ SIDE = 32  # number of inputs and outputs in one block of a matrix product
 _HALF = SIDE // 2  # number of rows in a block
 _LINE = 64  # bytes in a cache line
 _MOST = 256  # maximum number of keys per query, and of values per key
-_INTERFACE = 4  # version of the functions and their arguments; must match the one in c_kernels.c
+_INTERFACE = 5  # version of the functions and their arguments; must match the one in c_kernels.c
 _GATHERS = [f"gather_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
 _PARAMETERS = {
     **{name: [*[POINTER] * 6, *[COUNT] * 3] for name in _GATHERS},
@@ -54,7 +54,8 @@ class Epilogue(IntEnum):
 
 def _built() -> dict[str, _Function]:
     library = built_library("deployments.codec.backends._c_kernels", _PARAMETERS, interface=_INTERFACE)
-    return {} if library is None else {name: getattr(library, name) for name in ("matrix_units", *_PARAMETERS)}
+    names = ("matrix_units", "multiplies_floats", *_PARAMETERS)
+    return {} if library is None else {name: getattr(library, name) for name in names}
 
 
 _functions = _built()
@@ -111,6 +112,11 @@ def _empty(_: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def fits(weight: Tensor) -> bool:
     """Return whether this CPU has bfloat16 units and the kernels support a weight of shape [taps, in, out]."""
     return weight.is_cpu and MATRIX_UNITS > 0 and not any(size % SIDE for size in weight.shape[1:])
+
+
+def multiplies_floats(weight: Tensor) -> bool:
+    """Return whether ExactConvolution is at least as fast as oneDNN for a weight of shape [taps, in, out]."""
+    return weight.is_cpu and bool(_functions) and bool(_functions["multiplies_floats"]()) and not weight.shape[2] % SIDE
 
 
 class _HugePages:
@@ -211,7 +217,7 @@ class Convolution:
 
 
 class ExactConvolution:
-    """Float32 convolution of a few rows, for CPUs with bfloat16 units."""
+    """Float32 convolution of a few rows, for CPUs with bfloat16 units and for those without AVX-512."""
 
     dtype = torch.float32
 

@@ -1,7 +1,7 @@
 """Matrix products and convolutions of the decoder's layers in torch, with weights packed once.
 
-On a CPU with bfloat16 units, c_kernels.py computes the products instead. This module also holds the scratch memory for
-calls, which each thread reuses on a CPU.
+On a CPU with bfloat16 units, c_kernels.py computes the products instead. On a CPU with AVX2 only, it computes those of
+few rows or one tap in float32. This module also holds the scratch memory for calls, which each thread reuses on a CPU.
 """
 
 import threading
@@ -57,8 +57,11 @@ class TorchProduct:
         self._bias = None if bias is None else bias.to(dtype)
         self._packs = weight.is_cpu and onednn_packs(dtype)
         weight = weight.to(dtype)
-        has_few_rows = channels >= MANY_CHANNELS and not may_be_long
-        self._matrix = self._packed_matrix(weight)
+        is_own = dtype == torch.float32 and c_kernels.multiplies_floats(weight)
+        self._own = ExactConvolution(weight, bias, dilation) if is_own else None
+        has_few_rows = (channels >= MANY_CHANNELS and not may_be_long) or (is_own and self._taps == 1)
+        if not is_own:
+            self._matrix = self._packed_matrix(weight)
         self._enough = inf if has_few_rows else _ENOUGH_ROWS  # minimum number of output rows for using a convolution
         if not has_few_rows:
             self._kernel = self._packed_kernel(weight)
@@ -84,6 +87,8 @@ class TorchProduct:
         return packed
 
     def _multiply(self, rows: Tensor) -> Tensor:
+        if self._own is not None:
+            return self._own(rows)
         rows = self._unfolded(rows) if self._taps > 1 else rows
         if not self._packs:
             return F.linear(rows, self._matrix, self._bias)

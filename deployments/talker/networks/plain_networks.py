@@ -5,7 +5,6 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.layers import attend_rows
-from deployments.talker.model.talker import SampleCode
 from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
 from deployments.talker.networks.unfused_networks import UnfusedNetworks
 from deployments.talker.state.batch_state import Context
@@ -83,11 +82,6 @@ class PlainNetworks(UnfusedNetworks):
 
     def _first_logits(self, hidden: Tensor) -> Tensor:
         return self.talker.logits(hidden)
-
-    def _complete(self, hidden: Tensor, code0: Tensor, *, sample: SampleCode) -> tuple[Tensor, Tensor]:
-        embed0 = self.talker.model.codec_embedding(code0)
-        codes, embeds = self.talker.code_predictor(hidden, code0, embed0, sample=sample)
-        return codes, embeds
 
     def _step(self, inputs: Tensor, context: Context, length: int) -> tuple[Tensor, Tensor | None]:
         attention = GatheredAttention(self.cache, context, length, followed=self.config.text.alignment_head)

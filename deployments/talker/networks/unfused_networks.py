@@ -1,11 +1,11 @@
 """Networks with sampling and row state in PyTorch: the base class for all kinds except `fused`."""
 
 from abc import abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from deployments.talker.model.talker import SampleCode
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks
 from deployments.talker.sampling import torch_sampler
 from deployments.talker.sampling.torch_sampler import Draw, NoiseSource, penalise_repetition, philox_noise
@@ -17,15 +17,17 @@ class UnfusedNetworks(FrameNetworks):
 
     noise: NoiseSource = staticmethod(philox_noise)
 
+    @property
+    def samples_in_c(self) -> bool:
+        """Whether a CPU samples in C. verify's other noise needs PyTorch."""
+        return torch_sampler.IN_C and self.noise is philox_noise
+
     def predict(self, rows: Tensor, breadth: Breadth) -> None:
         state = self.state
         hidden, seeds, frames = state.hidden[rows], state.seeds[rows], state.num_frames[rows].long()
         options = state.predictor_options(rows, breadth)
-
-        def sample(logits: Tensor, codebook: int) -> Tensor:
-            return self.choose(logits, options, Draw(seeds, frames, codebook))
-
-        codes, embeds = self._complete(hidden, self._sample_code0(rows, hidden, breadth), sample=sample)
+        code0 = self._sample_code0(rows, hidden, breadth)
+        codes, embeds = self._complete(hidden, code0, options, Draw(seeds, frames, 0))
         sound = torch.isfinite(hidden).all(-1, keepdim=True)
         self.codes[: len(rows)] = codes.masked_fill(~sound, NOT_FINITE)
         self._embeds[: len(rows)] = embeds
@@ -43,9 +45,15 @@ class UnfusedNetworks(FrameNetworks):
     def _first_logits(self, hidden: Tensor) -> Tensor:
         """Return the float32 logits of codebook 0 [rows, vocab]."""
 
-    @abstractmethod
-    def _complete(self, hidden: Tensor, code0: Tensor, *, sample: SampleCode) -> tuple[Tensor, Tensor]:
+    def _complete(self, hidden: Tensor, code0: Tensor, options: BatchOptions, draw: Draw) -> tuple[Tensor, Tensor]:
         """Return frames [rows, groups] that begin with `code0`, and the sums [rows, hidden] of their embeddings."""
+
+        def sample(logits: Tensor, codebook: int) -> Tensor:
+            return self.choose(logits, options, replace(draw, codebook=codebook))
+
+        embed0 = self.talker.model.codec_embedding(code0)
+        codes, embeds = self.talker.code_predictor(hidden, code0, embed0, sample=sample)
+        return codes, embeds
 
     @abstractmethod
     def _step(self, inputs: Tensor, context: Context, length: int) -> tuple[Tensor, Tensor | None]:
@@ -65,7 +73,7 @@ class UnfusedNetworks(FrameNetworks):
 
     def choose(self, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
         """Sample codes [rows] int64 from float32 logits [rows, vocab]. `sampling/` has a sampler for each device."""
-        if torch_sampler.IN_C and logits.is_cpu and self.noise is philox_noise:
+        if logits.is_cpu and self.samples_in_c:
             return torch_sampler.sample_in_c(logits, options, draw)
         return torch_sampler.sample(logits, options, draw, self.noise)
 

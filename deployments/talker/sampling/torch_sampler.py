@@ -144,3 +144,8 @@ def sample_in_c(logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
     pointers = (each.data_ptr() for each in (codes, *arguments))
     _built.sample(*pointers, draw.codebook, rows, vocab, scratch.data_ptr())
     return codes
+
+
+def sample_address() -> int | None:
+    """Return the address of the C library's `sample`, for other C code."""
+    return ctypes.cast(_built.sample, POINTER).value if _built is not None else None
