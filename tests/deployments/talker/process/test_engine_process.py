@@ -143,10 +143,15 @@ def test_it_tells_what_it_loads_and_then_what_it_loaded(start: EngineStart, engi
         assert ready.info == replace(engine.info, name=start.model)
 
 
-def test_it_speaks_as_its_engine_does(start: EngineStart, checkpoint: Path) -> None:
+def test_it_speaks_as_its_engine_does(start: EngineStart, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    added_ns, add = list[int](), Engine.add
+    monkeypatch.setattr(Engine, "add", lambda *args: (added_ns.append(time.time_ns()), add(*args)))
     with loaded(start) as replica:
-        replica.send(channel.Submit(4, ask()))
+        replica.send(channel.Submit(4, replace(ask(), marks=(("sent", 0),))))
         reports = replica.until(is_last(4))
+    [(_, arrived_ns), *_] = marks = chunks_of(reports, 4)[0].marks[1:]
+    assert [name for name, _ in marks] == ["to-engine", "prompt", "codes"]
+    assert arrived_ns <= added_ns[-1], "its prompt is built later"
     spoken = Spoken.join(chunks_of(reports, 4))
     assert np.array_equal(spoken.codes, speak(build_engine(checkpoint, start.config), ask()).codes)
     assert isinstance(reports[-1], channel.Produced)
