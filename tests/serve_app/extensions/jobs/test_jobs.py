@@ -113,6 +113,8 @@ async def test_a_deterministic_job_has_the_same_codes_whatever_dies(
     async with serving(tmp_path, speaker) as (server, client):
         await until(client, killed, "completed")
         store = server.manager._store()
+        made, _ = next(store.made(str(killed["id"])))
+        store.save(str(killed["id"]), replace(made, was_redrawn=True), b"made by another process, which stopped late")
         codes = [
             {made.id: store.content(str(job["id"]), made).codes.tobytes() for made, _ in store.made(str(job["id"]))}
             for job in (whole, killed)
@@ -669,6 +671,7 @@ async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ([TalkerLost("gone", 1)] * 6, 0, "completed"),  # live streams were lost with it
         ([Moved("drained")] * 6, 0, "completed"),
         ([TalkerLost("gone")] * 4, 1, "completed"),  # their node was
+        ([TalkerLost("gone")] * 4, 1, "failed"),  # the node was lost long before all but the first
         ([Overloaded("full")] * 6, 0, "completed"),
         ([EngineError("broken")], 0, "completed"),
         ([EngineError("broken")] * 3, 0, "failed"),
@@ -677,7 +680,7 @@ async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 async def test_a_segment_that_kills_replicas_ends_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], dead_nodes: int, status: str
 ) -> None:
-    for name in ("_TOGETHER_S", "_RETRY_S"):
+    for name in ("_TOGETHER_S", "_RETRY_S", "_NODE_LOST_S")[: 3 if status == "failed" else 2]:
         monkeypatch.setattr(job_manager, name, 0.01)
     speaker = Speaker()
     async with serving(tmp_path, speaker) as (server, client):
