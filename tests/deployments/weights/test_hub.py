@@ -103,10 +103,9 @@ def test_a_wrong_hash_is_refused_and_deleted(hub: Hub, tmp_path: Path, path: str
     assert arrived(said[-1], hub)
 
 
-def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "deployments.weights.hub._fetch", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    )
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr("deployments.weights.hub._fetch", Mock(side_effect=OSError(number, os.strerror(number))))
     said = f"the disk is full: {NAME} does not fit in .*. Free space, or set HF_HOME"
     with pytest.raises(CheckpointError, match=said):
         store.locate(NAME)

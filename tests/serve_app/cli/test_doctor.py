@@ -182,6 +182,8 @@ def test_a_container_may_have_only_devices(tmp_path: Path, monkeypatch: pytest.M
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()
     assert count_gpus() == 2
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01").mkdir(parents=True)
+    assert count_gpus() == 1
 
 
 @pytest.fixture

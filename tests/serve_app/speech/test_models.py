@@ -85,8 +85,9 @@ async def test_a_voice_of_a_model_costs_no_look_at_the_store(server: Several, mo
 async def test_a_voice_leads_to_its_model(server: Several) -> None:
     server.speakers["clone"].info = replace(CUSTOM_VOICE, name="clone", checkpoint="c", voices=("nora",))
     assert (await server.http.get("/voices/NORA")).json()["id"] == "nora"
-    await server.http.post("/tts/bytes", json={"transcript": "Hi.", "voice": {"id": "nora"}})
-    assert server.asked["clone"] == 1
+    for named in ({"voice": {"id": "nora"}}, {"voice": {"id": "rachel"}, "model_id": "clone"}):
+        await server.http.post("/tts/bytes", json={"transcript": "Hi.", **named})
+    assert server.asked["clone"] == 2
 
 
 async def test_task_type_has_an_effect_where_there_are_several(server: Several) -> None:
