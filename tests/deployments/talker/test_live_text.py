@@ -1,6 +1,7 @@
 """Text that is written while it is spoken: what comes of it is what comes of the same text sent at once."""
 
 import json
+import math
 import random
 import shutil
 import unicodedata
@@ -13,6 +14,7 @@ import pytest
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import Codes, FinishReason, FrameChunk, Mailbox, Reference, SynthesisRequest
+from deployments.talker.engine import outgoing
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
@@ -119,7 +121,9 @@ def test_another_talker_reads_the_text_again_and_goes_on(engine: Engine, whole: 
     assert rest.reason is whole.reason
 
 
-def test_nothing_is_left_to_do_while_the_writer_pauses(engine: Engine) -> None:
+def test_nothing_is_left_to_do_while_the_writer_pauses(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "_HOLDING_LEAD_S", -math.inf)  # as on a GPU, hold whatever can be held
+    monkeypatch.setattr(engine.outgoing, "max_held", 8)
     engine.add(0, live(at_once()))
     assert engine.is_idle
     engine.append_text(0, "Hello", is_last=False)

@@ -26,10 +26,13 @@ except store.CheckpointError as error:
 """
 
 
-RESET_TWICE = """
+RESETS = """
+import types
 import huggingface_hub
 from httpx2 import ReadError
-download, resets = huggingface_hub.snapshot_download, [ReadError("reset by peer"), ReadError("reset by peer")]
+from deployments.weights import hub
+hub.time = types.SimpleNamespace(sleep=lambda seconds: None)
+download, resets = huggingface_hub.snapshot_download, [ReadError("reset by peer")]
 def reset(name, **options):
     if resets and "tqdm_class" in options:
         raise resets.pop()
@@ -80,10 +83,11 @@ def test_a_broken_connection_is_tried_again(hub: Hub, tmp_path: Path, by_reset: 
     assert arrived(said[-1], hub)
 
 
-def test_a_reset_that_the_client_does_not_retry_is_tried_again(hub: Hub, tmp_path: Path) -> None:
-    said, _ = run(hub, tmp_path, RESET_TWICE)
-    assert said.count(f"downloading {NAME}: the connection broke (reset by peer), trying again") == 2
-    assert arrived(said[-1], hub)
+@pytest.mark.parametrize("resets", [4, 5])
+def test_a_reset_that_the_client_does_not_retry_is_tried_again(hub: Hub, tmp_path: Path, resets: int) -> None:
+    said, error = run(hub, tmp_path, RESETS + f"resets *= {resets}")
+    assert said.count(f"downloading {NAME}: the connection broke (reset by peer), trying again") == 4
+    assert "could not be downloaded: reset by peer" in error if resets == 5 else arrived(said[-1], hub)
 
 
 @pytest.mark.parametrize("path", [WEIGHTS, "merges.txt"])
@@ -99,10 +103,9 @@ def test_a_wrong_hash_is_refused_and_deleted(hub: Hub, tmp_path: Path, path: str
     assert arrived(said[-1], hub)
 
 
-def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "deployments.weights.hub._fetch", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    )
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr("deployments.weights.hub._fetch", Mock(side_effect=OSError(number, os.strerror(number))))
     said = f"the disk is full: {NAME} does not fit in .*. Free space, or set HF_HOME"
     with pytest.raises(CheckpointError, match=said):
         store.locate(NAME)

@@ -17,7 +17,7 @@ from deployments.errors import StartError
 from deployments.talker.engine.fit import main as fit_main
 from deployments.weights.store import locate
 from serve_app.cli import doctor
-from serve_app.cli.doctor import Finding, examine, for_this_card, predict_memory
+from serve_app.cli.doctor import Finding, count_gpus, examine, for_this_card, predict_memory
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
@@ -172,6 +172,16 @@ def test_a_server_that_says_no_precision(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "TALKRAY_API_KEY" in text
         monkeypatch.setenv("TALKRAY_API_KEY", "mine")
         assert findings(port=port)["codec"].text == "codec float32"
+
+
+def test_a_container_may_have_only_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "Path", lambda place: Path(f"{tmp_path}{place}"))
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    assert count_gpus() == 2
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01").mkdir(parents=True)
+    assert count_gpus() == 1
 
 
 @pytest.fixture

@@ -106,6 +106,8 @@ async def test_settings_say_how_texts_are_read() -> None:
         sent = "A sentence that is thirty long. " * 2
         await client.post(SPEECH, json={"input": sent, "voice": "ryan"})
         answer = await client.post(SPEECH, json={"input": sent, "voice": "ryan", "max_segment_chars": 5000})
+        shown = (await client.post("/v1/audio/text", json={"input": sent, "voice": "ryan"})).json()
+    assert len(shown["segments"]) == 2
     assert synthesizer.texts == ["*a* b", *2 * ["A sentence that is thirty long."], sent.strip()]
     assert "max_segment_chars" in answer.headers["x-ignored"]
 

@@ -210,8 +210,13 @@ def test_an_unexpected_error_does_not_end_the_watch(cluster: Cluster, monkeypatc
         seen.set()
         return threading.Event().wait()  # the thread stays here, else it would go on beside all later tests
 
+    turns, ask_who_lives = list[int](), PoolWatch.ask_who_lives
     cluster.answers = [KeyError("actor_id"), ConnectionError("the controller is away")]
+    monkeypatch.setattr(
+        PoolWatch, "ask_who_lives", lambda *args: (turns.append(len(cluster.answers)), ask_who_lives(*args))
+    )
     monkeypatch.setattr(cluster, "is_alive", is_alive, raising=False)
     monkeypatch.setattr(pool_watch, "_TURN_S", 0.01)
     PoolWatch("talkray", ONE_MODEL)
     assert seen.wait(30.0)
+    assert {*turns} == {0, 1}, "it looks on at who lives where the controller does not answer"

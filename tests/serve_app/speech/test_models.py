@@ -81,6 +81,14 @@ async def test_a_voice_of_a_model_costs_no_look_at_the_store(server: Several, mo
     assert len(looks) > 0
 
 
+async def test_a_voice_leads_to_its_model(server: Several) -> None:
+    server.speakers["clone"].info = replace(CUSTOM_VOICE, name="clone", checkpoint="c", voices=("nora",))
+    assert (await server.http.get("/voices/NORA")).json()["id"] == "nora"
+    for named in ({"voice": {"id": "nora"}}, {"voice": {"id": "rachel"}, "model_id": "clone"}):
+        await server.http.post("/tts/bytes", json={"transcript": "Hi.", **named})
+    assert server.asked["clone"] == 2
+
+
 async def test_task_type_has_an_effect_where_there_are_several(server: Several) -> None:
     answer = await server.speak(voice="vivian", task_type="VoiceDesign", instructions="Calm.")
     assert answer.headers["x-ignored"] == "voice (the loaded model has no named voices)"
@@ -146,7 +154,7 @@ async def test_a_model_that_cannot_be_described_yet_is_listed_by_its_name(server
     listed = {each["id"]: each for each in (await server.http.get("/v1/models")).json()["data"]}
     assert (listed["clone"]["state"], listed["clone"]["percent"]) == ("loading", 3)
     assert "kind" not in listed["clone"]
-    assert listed["custom"]["kind"] == "custom_voice"
+    assert (listed["custom"]["kind"], listed["custom"]["root"]) == ("custom_voice", "Qwen/custom")
     assert (await server.speak(voice="vivian")).status_code == 200
 
 

@@ -23,6 +23,7 @@ from serve_app.text.splitting import sentence_ends, split_text
         ("春は花、夏は海、秋は月", 15, ["春は花、", "夏は海、", "秋は月"]),
         ("pi is 3.14159 and e is 2.71828", 14, ["pi is 3.14159", "and e is", "2.71828"]),
         ("aaae\u0301\u0301b", 5, ["aaa", "e\u0301\u0301b"]),
+        ("e" + 5 * "\u0301", 3, ["e\u0301\u0301", 3 * "\u0301"]),  # no good end
         ("日本", 1, ["日", "本"]),
     ],
 )

@@ -25,6 +25,7 @@ async def test_calls_return_and_raise() -> None:
 @pytest.mark.parametrize("on_gpu", [False, True])
 async def test_a_call_that_hangs_ends_itself_and_those_behind_it(on_gpu: bool) -> None:
     workers, freed = Workers(1, on_gpu=on_gpu), threading.Event()
+    asyncio.get_running_loop().call_later(20, freed.set)
     outcomes = await asyncio.gather(workers.run(freed.wait), workers.run(divmod, 7, 2), return_exceptions=True)
     freed.set()
     assert [type(outcome) for outcome in outcomes] == [CodecLost, CodecLost]

@@ -125,6 +125,11 @@ def test_newcomers_say_beside_a_step_what_they_say_alone(
         np.testing.assert_array_equal(joined(chunks, rest, number), codes)
 
 
+def test_a_long_newcomer_does_not_take_the_lane(engine: Engine, lane: Lane) -> None:
+    lane.beside(lambda: engine.add(1, ask("A text that takes many passes. " * 10, frames=2)))
+    assert (lane.queued, lane.ids, sorted(drain(engine))) == ([], [], [0, 1])
+
+
 @pytest.mark.parametrize(("aborted", "request_left"), [(0, NEW), (1, OLD)])
 def test_a_stream_aborted_while_one_is_in_the_lane_leaves_the_other(
     engine: Engine, lane: Lane, aborted: int, request_left: SynthesisRequest

@@ -140,13 +140,14 @@ async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str,
     assert talker.record_autoscaling_stats()["running"] == 2
     await talker.check_health()
     talker._engine._process.send_signal(number)
+    forgetting = asyncio.create_task(talker.forget((b"v" * 16,)))
     for stream in streams[:2]:
         with pytest.raises(TalkerLost):
             async for _ in stream:
                 pass
-    for failing in (third, anext(await talker.generate(ENDLESS)), talker.check_health()):
+    for failing in (third, forgetting, anext(await talker.generate(ENDLESS)), talker.check_health()):
         with pytest.raises(TalkerLost):
-            await failing
+            await asyncio.wait_for(failing, 20)
     talker._engine._process.wait()
 
 

@@ -139,6 +139,17 @@ def test_it_tells_what_it_loads_and_then_what_it_loaded(start: EngineStart, engi
         assert ready.info == replace(engine.info, name=start.model)
 
 
+def test_a_request_arrives_before_its_prompt_is_built(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
+    added_ns, add = list[int](), Engine.add
+    monkeypatch.setattr(Engine, "add", lambda *args: (added_ns.append(time.time_ns()), add(*args)))
+    with loaded(start) as replica:
+        replica.send(channel.Submit(4, replace(ask(), marks=(("sent", 0),))))
+        reports = replica.until(is_last(4))
+    [(_, arrived_ns), *_] = marks = chunks_of(reports, 4)[0].marks[1:]
+    assert [name for name, _ in marks] == ["to-engine", "prompt", "codes"]
+    assert arrived_ns <= added_ns[-1]
+
+
 def test_it_counts_who_runs_and_who_waits(start: EngineStart) -> None:
     with loaded(start) as replica:
         replica.send(channel.Submit(1, ask(ignore_eos=True)), channel.Submit(2, ask(ignore_eos=True)))

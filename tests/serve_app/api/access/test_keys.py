@@ -77,6 +77,8 @@ def test_a_key_can_be_revoked_by_its_id(file: Path) -> None:
     key = create_key(file, "ada")
     revoke_keys(file, key.split("-")[1])
     assert [record.revoked is None for record in read_keys(file).keys] == [True, False]
+    with pytest.raises(ConfigError, match="no valid key"):
+        revoke_keys(file, key.split("-")[1])
 
 
 @pytest.mark.usefixtures("key")

@@ -151,6 +151,7 @@ async def test_voices_are_one_page_unless_a_part_is_asked_for(client: httpx.Asyn
     page = (await client.get("/voices?limit=100")).json()
     assert (page["data"][0]["id"], page["has_more"]) == ("serena", False)
     assert (await client.get("/voices/Ryan")).json()["name"] == "Ryan"
+    assert [(await client.get(f"/voices/{name}")).json()["is_owner"] for name in ("ryan", "alloy")] == [False] * 2
     assert (await client.get("/voices/nobody")).status_code == 400
 
 

@@ -55,6 +55,8 @@ def test_one_is_locked_at_once(server: Server, tmp_path: Path) -> None:
     assert "ada" in stored()
     again = designs(server, tmp_path, "--lock", "3", "--name", "ada", status=1)
     assert "a voice is already named 'ada'" in again
+    server.synthesizer.scripts = [utterance(2)]  # too short: it is left out
+    assert "Use 1 to 2" in designs(server, tmp_path, "--lock", "3", "--name", "bea", status=1)
 
 
 def test_on_a_terminal_they_are_heard_and_one_is_chosen(

@@ -10,6 +10,7 @@ from serve_app import ingress
 from serve_app.api.request_record import RequestRecord
 from serve_app.config import ApiSettings, ConfigError, read_config
 from serve_app.extensions.jobs import deployment as jobs
+from serve_app.speech.model_state import ModelStatus
 
 
 @pytest.mark.parametrize(("module", "replica"), [(ingress, ingress.Ingress), (jobs, jobs.JobsReplica)])
@@ -32,6 +33,10 @@ def test_a_replica_that_ends_writes_its_last_records(
     ending = replica(ApiSettings(), (), {})
     receive = given[-1] if given else ending._api.state.opened["records"].receive
     receive(RequestRecord("the last one", 0))
+    if module is jobs:
+        wired, module.PoolWatch().state().status = module.JobManager.call_args.kwargs, ModelStatus.AT_ZERO
+        assert wired["dead_nodes"] is system.num_dead_nodes
+        assert "has no talkers" in wired["hindrance"]("model")
     ending.__del__()  # as Serve does
     [file] = lines.iterdir()
     assert "the last one" in file.read_text()

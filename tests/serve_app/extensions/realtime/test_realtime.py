@@ -4,6 +4,7 @@ from functools import partial
 import pytest
 
 from deployments.errors import Overloaded
+from serve_app.extensions.live.session import MAX_UNSPOKEN_CHARS
 from tests.serve_app.extensions.client import Json, heard, talking
 from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
 from tools.suites.rows.realtime import item
@@ -56,6 +57,10 @@ async def test_open_webuis_sequence(synthesizer: FakeSynthesizer) -> None:
 
 async def test_items_of_a_conversation_are_spoken_once(synthesizer: FakeSynthesizer) -> None:
     async with created(synthesizer, PATH) as client:
+        for text in ("x" * MAX_UNSPOKEN_CHARS, "y"):
+            client.send({"type": "conversation.item.create", "item": item(text)})
+        (*added, error), _ = await client.until(type="error")
+        assert (len(added), error["error"]["code"]) == (2, "string_above_max_length")
         client.send({"type": "conversation.item.create", "item": item("Hello.")}, {"type": "response.create"})
         await client.until(type="conversation.item.done")
         await client.until(type="response.done")

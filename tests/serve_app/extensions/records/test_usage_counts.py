@@ -93,11 +93,12 @@ def test_a_request_counts_as_what_became_of_it(samples: int, error: str | None, 
 
 def test_rows_are_bounded_and_nothing_is_left_out() -> None:
     rows, one = Bounded(4), Used(requests=1)
-    for number in range(50):
+    for number in (*range(50), 0):
         rows.add((f"key {number % 9}", "m", f"voice {number}", "OpenAI"), one)
+    assert rows.counts["key 0", "m", "voice 0", "OpenAI"].requests == 2
     assert len(rows.counts) == 7
     assert rows.counts[OTHERS, "m", OTHERS, "OpenAI"].requests > 0
-    assert sum(used.requests for used in rows.counts.values()) == 50
+    assert sum(used.requests for used in rows.counts.values()) == 51
 
 
 def test_counters_have_bounded_labels(monkeypatch: pytest.MonkeyPatch) -> None:

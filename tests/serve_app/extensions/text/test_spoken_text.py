@@ -132,19 +132,27 @@ async def test_segments_are_as_long_as_the_request_wants(wanted: int | None, num
 
 async def test_a_rate_changes_its_part_and_the_times_of_its_words() -> None:
     frames = [
-        PcmChunk(tone(1920), CODES, 5, None, 1920 * (number + 1), readings=(Reading(number, (number / 5,)),))
+        PcmChunk(
+            tone(1920 if number else 960),
+            CODES,
+            5,
+            None,
+            1920 * (number + 1),
+            readings=(Reading(number, (number / 5,)),),
+        )
         for number in range(50)
     ]
     script = [*frames[:-1], replace(frames[-1], finish_reason=FinishReason.STOP)]
     synthesizer = FakeSynthesizer(script=script)
-    text = 'Normal. <prosody rate="200%">Fast one.</prosody> Normal.'
+    text = 'Normal. <prosody rate="200%">Fast one.</prosody> <break time="1s"/> Normal.'
     got = [chunk async for chunk in chunks(text, TextRules("ssml"), synthesizer)]
     assert synthesizer.texts == ["Normal.", "Fast one.", "Normal."]
     seconds = len(pcm_of(got)) / 2 / 24000
-    assert seconds == pytest.approx(4 + 2 + 4, abs=0.1)
+    assert seconds == pytest.approx(3.96 + 1.98 + 1 + 3.96, abs=0.1)
     places = [place for chunk in got for place in chunk.text_positions]
     assert [at for at, _ in places] == sorted(at for at, _ in places)
-    assert places[75][0] == pytest.approx(4 + 25.5 * 0.04, abs=0.05)
+    assert places[75][0] == pytest.approx(3.96 + (25.5 * 0.08 - 0.04) / 2)
+    assert places[125][0] == pytest.approx(3.96 + 1.98 + 1 + 25.5 * 0.08 - 0.04, abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ TABLE: dict[str, tuple[str, StyleRules, list[tuple[str, str]], dict[str, int]]] 
     "emphasis": ("A <emphasis>b</emphasis>, c", FOLLOWER, [("A", ""), ("b,", "emphasis"), ("c", "")], {}),
     "emphasis-level": ('<emphasis level="strong">b</emphasis>', FOLLOWER, [("b", "strong emphasis")], {}),
     "prosody": ('<prosody volume="x-soft" pitch="+2st">B</prosody>', FOLLOWER, [("B", "very quiet, high pitch")], {}),
+    "prosody-empty": ('A <prosody volume="soft"/> b', FOLLOWER, [("A b", "")], {"prosody volume": 1}),
     "azure": ('<mstts:express-as style="sad">B</mstts:express-as>', FOLLOWER, [("B", "sad")], {}),
     # What each model and voice makes of them.
     "embedded": ("[slowly] A [rapid] b [hushed] c", EMBEDDED, [("A", SLOW), ("b", FAST), ("c", QUIET)], {}),
