@@ -16,7 +16,7 @@ from talkray_tools.spoken_texts import SENTENCES
 from talkray_tools.ways import PLAIN, RATE, WAYS, UtteranceFailed
 from tests.e2e.heard import begins_with_hiss, steps_where_joined
 from tests.tools.book.fake_jobs import CHAR_S, running_jobs, tone
-from tools.listening.book import read_aloud
+from tools.listening.__main__ import read_aloud
 from tools.listening.table import not_come, table, worse
 from tools.listening.texts import texts
 

@@ -21,20 +21,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import soundfile
 
 from deployments.config import CodecConfig
+from deployments.errors import TalkrayError
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import Address
 from serve_app.cli.serve.supervisor import Driver, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from serve_app.text.languages import language_code, language_name
+from talkray_tools.arguments import run_command
+from talkray_tools.book.__main__ import book as book_command
 from talkray_tools.judge import Judge
 from talkray_tools.listening_session import AT_ONCE, ListeningSession, Log, builtin_voices, connected
 from talkray_tools.plan.measure import commit
 from talkray_tools.recogniser import Moonshine, Recogniser, Whisper
 from talkray_tools.spoken_texts import SENTENCES, Text
-from talkray_tools.ways import PLAIN, WAYS, Asked, Audio, Json, UtteranceFailed, Way, plain, plain_pcm
-from tools.listening.book import read_aloud
+from talkray_tools.ways import PLAIN, RATE, WAYS, Asked, Audio, Json, UtteranceFailed, Way, plain, plain_pcm
 from tools.listening.table import not_come, table, worse
 from tools.listening.texts import texts
 
@@ -86,6 +89,29 @@ def book_way(url: str, folder: Path, said: list[Text]) -> Other:
         return made[asked.text]
 
     return Other(Way("a book of `talkray book`", listen, seed=_BOOK_SEED), at_once=1, needs_voice=True)
+
+
+def read_aloud(wanted: Sequence[str], folder: Path, *, url: str, voice: str, language: str, seed: int) -> list[Audio]:
+    """Synthesize the texts as paragraphs of a book, and cut them out at their reported positions.
+
+    Raises `UtteranceFailed`. A complete book in `folder` is used again.
+    """
+    file, target = folder / "book.txt", folder / "book.flac"
+    file.write_text("\n\n".join(wanted), encoding="utf-8")
+    options = ["--voice", voice, "--language", language, "--seed", str(seed)]
+    try:
+        code = run_command(book_command, "talkray book", [str(file), "-o", str(target), "--url", url, *options])
+    except TalkrayError as error:
+        raise UtteranceFailed(f"talkray book: {error}") from None
+    if code:
+        raise UtteranceFailed(f"talkray book: exit code {code}")
+    paragraphs = json.loads(target.with_suffix(".report.json").read_text(encoding="utf-8"))["paragraphs"]
+    if len(paragraphs) != len(wanted):
+        raise UtteranceFailed(f"the book has {len(paragraphs)} paragraphs of {len(wanted)} texts")
+    audio, rate = soundfile.read(target, dtype="float32")
+    if rate != RATE:
+        raise UtteranceFailed(f"the book has a sample rate of {rate} Hz, not {RATE} Hz")
+    return [audio[round(each["start_s"] * RATE) : round(each["end_s"] * RATE)] for each in paragraphs]
 
 
 def killing_way(driver: Driver, pool: str) -> Other:

@@ -65,25 +65,22 @@ class Ran:
 def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
     """Profile captured steps and return how their time is divided."""
     step()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        for _ in range(_RUNS):
-            step()
-        torch.cuda.synchronize()
-    return shares_of(_ran(recorded), batch=batch, runs=_RUNS)
+    return shares_of(_ran(step, runs=_RUNS), batch=batch, runs=_RUNS)
 
 
 def profile_load(work: Callable[[], None], *, rate: float) -> list[Busy]:
     """Profile `work`, which serves `rate` requests per second, and return how device time is divided."""
+    return busy_of(_ran(work, runs=1), rate=rate)
+
+
+def _ran(work: Callable[[], None], *, runs: int) -> list[Ran]:
+    """Run `work` and return the profiler's raw events. Converting half a million events would take minutes."""
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        work()
+    recorded = profile(activities=[ProfilerActivity.CUDA])
+    with recorded:
+        for _ in range(runs):
+            work()
         torch.cuda.synchronize()
-    return busy_of(_ran(recorded), rate=rate)
-
-
-def _ran(recorded: profile) -> list[Ran]:
-    """Extract kernels from the profiler's raw events. Converting half a million events would take minutes."""
     noted = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
     return [
         Ran(event.name(), event.start_ns() / 1000, event.end_ns() / 1000, event.device_resource_id())
