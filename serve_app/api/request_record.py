@@ -24,7 +24,7 @@ _MOST_IN_TRAIL = 64  # a book has thousands of segments, each with several repli
 class Usage:
     """A stream's identity and counts.
 
-    Only the class's own methods modify it: `begin` for each utterance, `add` for each chunk.
+    `begin` is called for each utterance, and `add` for each chunk. Routes set `left_out`.
     """
 
     input_tokens: int = 0
