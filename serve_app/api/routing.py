@@ -27,10 +27,10 @@ def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
 
 
 def _check_places(extensions: Iterable[Extension]) -> None:
-    """Raise StartError if two extensions share a path that no field or subprotocol distinguishes, or if an extension
-    has the same name as a setting.
+    """Raise StartError if two extensions share a path that no field or subprotocol distinguishes, if all routes of an
+    operation have a `json_field`, or if an extension has the same name as a setting.
     """
-    owners: dict[object, str] = {}
+    owners: dict[tuple[str, str | None], str] = {}
     for extension in extensions:
         if extension.name in ApiSettings.model_fields:
             raise StartError(f"api.extensions: {extension.name} is also the name of a setting. Rename the extension")
@@ -40,6 +40,10 @@ def _check_places(extensions: Iterable[Extension]) -> None:
                 if (owner := owners.setdefault(place, extension.name)) != extension.name:
                     both = f"{owner} and {extension.name} both have {place[0]}"
                     raise StartError(f"api.extensions: {both}. Remove one of them")
+    for (operation, name), owner in owners.items():
+        if " " in operation and (operation, None) not in owners:  # sockets have no method
+            reason = f"{owner} has {operation} only for bodies with {name!r}. Add a route without json_field"
+            raise StartError(f"api.extensions: {reason}")
 
 
 def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
