@@ -147,6 +147,7 @@ class PageState:
     """Data for the routes of the web page."""
 
     clients: Mapping[str, Sequence[str]]  # client configuration lines by dialect
+    paths: frozenset[str]  # paths of all dialects
     status: ClusterStatus | None  # None outside a replica
 
 
