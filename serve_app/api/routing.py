@@ -40,10 +40,9 @@ def _check_places(extensions: Iterable[Extension]) -> None:
                 if (owner := owners.setdefault(place, extension.name)) != extension.name:
                     both = f"{owner} and {extension.name} both have {place[0]}"
                     raise StartError(f"api.extensions: {both}. Remove one of them")
-    for (operation, name), owner in owners.items():
+    for (operation, _), owner in owners.items():
         if " " in operation and (operation, None) not in owners:  # sockets have no method
-            reason = f"{owner} has {operation} only for bodies with {name!r}. Add a route without json_field"
-            raise StartError(f"api.extensions: {reason}")
+            raise StartError(f"api.extensions: {owner} has {operation} only with json_field. Add a route without it")
 
 
 def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
@@ -58,9 +57,7 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
     for operation, sharing in operations.items():
         dialect, route = sharing[None]
         json_routes = {name: (owner, one) for name, (owner, one) in sharing.items() if isinstance(one, JsonRoute)}
-        assert len(sharing) == 1 or len(json_routes) == len(sharing), (
-            f"{operation} is shared, so each route has to be a JsonRoute"
-        )
+        assert len(sharing) == 1 or len(json_routes) == len(sharing), f"{operation} is shared: see JsonRoute"
         answer = partial(_answer_by_field, json_routes) if json_routes else route.answer
         method, path = operation.split()
         returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON

@@ -164,7 +164,7 @@ def test_the_core_names_no_extension() -> None:
         ("POST /v1/audio/text", {}, "text and house both have POST /v1/audio/text"),
         ("GET /v1/audio/models", {}, "the core and house both have GET /v1/audio/models"),
         ("GET /ours", {"dialects": (Dialect("House", sockets=((TAKEN, Socket),)),)}, f"both have {TAKEN}"),
-        ("", {"dialects": (Dialect("", (JsonRoute("PUT /a", answer, json_field="b"),)),)}, "only for bodies with 'b'"),
+        ("", {"dialects": (Dialect("", (JsonRoute("PUT /a", answer, json_field="b"),)),)}, "has PUT /a only with"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
         ("GET /ours", {"name": BUILT_IN[-1]}, f"'{BUILT_IN[-1]}' is listed twice"),
         ("GET /ours", {"name": "access"}, "access is also the name of a setting"),
