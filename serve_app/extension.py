@@ -176,7 +176,9 @@ class Opened:
         return draft
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Observer | None:
-        """Return an observer of an utterance's chunks, or None. Called before synthesis."""
+        """Return an observer of an utterance's PCM chunks, or None. Called before synthesis, but not for text without
+        speech or for jobs. Speech that fails or is abandoned has no `end`, but `receive` gets its request's record.
+        """
         return None
 
     def discard(self, utterance: Utterance) -> None:
@@ -208,7 +210,8 @@ class Extension:
     dialects: tuple[Dialect, ...] = ()
     # `build_app` calls this once, with the models that are passed to the ingress.
     deploy: "Callable[[AppConfig, Sequence[Deployed]], DeploymentSpec] | None" = None
-    # Each ingress replica calls this once. Routes get the result from `SpeechService.opened_by`.
+    # Each ingress replica calls this once. Routes get the result, any object, from `SpeechService.opened_by`. The core
+    # only calls the methods of an `Opened`.
     open: Callable[[Opening], object] | None = None
 
 

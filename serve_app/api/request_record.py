@@ -22,10 +22,7 @@ _MOST_IN_TRAIL = 64  # a book has thousands of segments, each with several repli
 
 @dataclass(slots=True)
 class Usage:
-    """A stream's identity and counts.
-
-    Only the class's own methods modify it: `begin` for each utterance, `add` for each chunk.
-    """
+    """A stream's identity and counts. `begin` is called for each utterance, and `add` for each chunk."""
 
     input_tokens: int = 0
     frames: int = 0

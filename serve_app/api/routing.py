@@ -27,10 +27,10 @@ def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
 
 
 def _check_places(extensions: Iterable[Extension]) -> None:
-    """Raise StartError if two extensions share a path that no field or subprotocol distinguishes, or if an extension
-    has the same name as a setting.
+    """Raise StartError if two extensions share a path that no field or subprotocol distinguishes, if all routes of an
+    operation have a `json_field`, or if an extension has the same name as a setting.
     """
-    owners: dict[object, str] = {}
+    owners: dict[tuple[str, str | None], str] = {}
     for extension in extensions:
         if extension.name in ApiSettings.model_fields:
             raise StartError(f"api.extensions: {extension.name} is also the name of a setting. Rename the extension")
@@ -40,6 +40,9 @@ def _check_places(extensions: Iterable[Extension]) -> None:
                 if (owner := owners.setdefault(place, extension.name)) != extension.name:
                     both = f"{owner} and {extension.name} both have {place[0]}"
                     raise StartError(f"api.extensions: {both}. Remove one of them")
+    for (operation, _), owner in owners.items():
+        if " " in operation and (operation, None) not in owners:  # sockets have no method
+            raise StartError(f"api.extensions: {owner} has {operation} only with json_field. Add a route without it")
 
 
 def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
@@ -54,9 +57,7 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
     for operation, sharing in operations.items():
         dialect, route = sharing[None]
         json_routes = {name: (owner, one) for name, (owner, one) in sharing.items() if isinstance(one, JsonRoute)}
-        assert len(sharing) == 1 or len(json_routes) == len(sharing), (
-            f"{operation} is shared, so each route has to be a JsonRoute"
-        )
+        assert len(sharing) == 1 or len(json_routes) == len(sharing), f"{operation} is shared: see JsonRoute"
         answer = partial(_answer_by_field, json_routes) if json_routes else route.answer
         method, path = operation.split()
         returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON

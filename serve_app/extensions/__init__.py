@@ -36,12 +36,10 @@ BUILT_IN = (
     "page",
 )
 COMMANDS = {
-    "voice": (
-        "Check recordings, and manage stored voices.",
-        "serve_app.extensions.designs.design_commands:voices",
-    ),
+    "voice": ("Check recordings, and manage stored voices.", "serve_app.extensions.voices.voice_commands:voices"),
     "lexicon": ("Edit the server's lexicon.", "serve_app.extensions.voices.voice_commands:lexicon"),
 }
+VOICE_COMMANDS = ("serve_app.extensions.designs.design_commands",)  # modules that add commands to `voice`
 
 
 def load_extensions(selected: Sequence[str] | None = None) -> "tuple[Extension, ...]":

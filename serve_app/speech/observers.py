@@ -16,7 +16,7 @@ class Observer(Protocol):
     """Receives one utterance's audio."""
 
     def feed(self, chunk: PcmChunk) -> None:
-        """Process a chunk that is being sent."""
+        """Process a chunk that is being sent, before the request's speed is applied."""
         ...
 
     def end(self) -> None:

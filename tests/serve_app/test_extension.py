@@ -28,7 +28,7 @@ from serve_app.api.routing import dialects_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, explain
-from serve_app.extension import Dialect, Extension, Opened, Route
+from serve_app.extension import Dialect, Extension, JsonRoute, Opened, Route
 from serve_app.extensions import BUILT_IN, _required, load_extensions
 from serve_app.extensions.text.reading import TextSettings
 from serve_app.extensions.voices.settings import VoiceSettings
@@ -164,6 +164,7 @@ def test_the_core_names_no_extension() -> None:
         ("POST /v1/audio/text", {}, "text and house both have POST /v1/audio/text"),
         ("GET /v1/audio/models", {}, "the core and house both have GET /v1/audio/models"),
         ("GET /ours", {"dialects": (Dialect("House", sockets=((TAKEN, Socket),)),)}, f"both have {TAKEN}"),
+        ("", {"dialects": (Dialect("", (JsonRoute("PUT /a", answer, json_field="b"),)),)}, "has PUT /a only with"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
         ("GET /ours", {"name": BUILT_IN[-1]}, f"'{BUILT_IN[-1]}' is listed twice"),
         ("GET /ours", {"name": "access"}, "access is also the name of a setting"),

@@ -1,8 +1,8 @@
 """Product of a few rows with a weight matrix, fused with the operations around it. Reads the weights once.
 
-Three forms cover a decoder layer. Each form can divide by the root mean square of its input. RMSNorm's weight is folded
-into the matrix. `1 / rms` is a factor for the entire row, applied after the product. The sums of squares come from the
-kernel that wrote the row, each of whose programs stores the sum over its columns.
+A product can divide by the root mean square of its input. RMSNorm's weight is folded into the matrix. `1 / rms` is a
+factor for the entire row, applied after the product. The sums of squares come from the kernel that wrote the row, each
+of whose programs stores the sum over its columns.
 """
 
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ import typer
 
 from deployments.errors import InvalidRequest, StartError
 from serve_app.cli.say import RefusedError, ask, play, running_server
-from serve_app.extensions.voices.voice_commands import voices as voices
+from serve_app.extensions.voices.voice_commands import voices
 
 Server = Annotated[str | None, typer.Option("--url", "--server", help="Server URL. Default: the local server.")]
 

@@ -146,7 +146,7 @@ def _percentile(classes: Counter[int], share: float) -> float | None:
 class PageState:
     """Data for the routes of the web page."""
 
-    clients: Mapping[str, Sequence[str]]  # client configuration lines by dialect
+    dialects: Sequence[Dialect]  # dialects of the core and of all extensions
     status: ClusterStatus | None  # None outside a replica
 
 

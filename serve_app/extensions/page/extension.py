@@ -6,14 +6,13 @@ from serve_app.extensions.page.cluster_status import ClusterStatus, PageState, R
 
 
 def open_page(opening: Opening) -> PageState:
-    clients = {dialect.name: dialect.sample.clients for dialect in opening.dialects if dialect.sample is not None}
     if (node := opening.node) is None:
-        return PageState(clients, None)
+        return PageState(opening.dialects, None)
     recent = Recent(time.time, opening.models)
     if node.replica:  # other processes do not install metrics
         recent.follow()
     node.share_note(recent.note)
-    return PageState(clients, ClusterStatus(recent, node.sizes, node.notes))
+    return PageState(opening.dialects, ClusterStatus(recent, node.sizes, node.notes))
 
 
 EXTENSION = Extension("page", dialects=(web_pages.DIALECT, cluster_status.DIALECT), open=open_page)

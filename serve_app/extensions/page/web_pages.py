@@ -25,6 +25,7 @@ _FILES = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.s
 _CLIENTS = "clients.json"
 # Origin of the chat endpoint that the user entered. The content security policy allows requests to it.
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
+_NEEDS = re.compile(r' data-needs="(\w+) (\S+)"')  # extension and path that a part of the page needs
 
 
 async def show_page(service: SpeechService, request: Request, chat: str = "") -> Response:
@@ -34,14 +35,16 @@ async def show_page(service: SpeechService, request: Request, chat: str = "") ->
         raise HTTPException(404)
     connect = f"'self' {chat}" if _ORIGIN.fullmatch(chat) else "'self'"
     allowed = {"style-src": "'self'", "img-src": "data:", "media-src": "blob:", "connect-src": connect}
-    page, *_ = _packed("index.html")
-    return html_page(page.decode().replace("$version", version()).replace("$icon", ICON), allowed)
+    paths = {path for dialect in page_of(service).dialects for path in dialect.paths}
+    packed, *_ = _packed("index.html")
+    page = _NEEDS.sub(lambda need: "" if need[2] in paths else f' inert data-needs="{need[1]}"', packed.decode())
+    return html_page(page.replace("$version", version()).replace("$icon", ICON), allowed)
 
 
 async def list_clients(service: SpeechService) -> list[dict[str, object]]:
     """Return the lines that configure each client for this server, as printed by `talkray check-client`."""
-    clients = page_of(service).clients
-    return [{"dialect": dialect, "clients": lines} for dialect, lines in clients.items()]
+    dialects = page_of(service).dialects
+    return [{"dialect": each.name, "clients": each.sample.clients} for each in dialects if each.sample is not None]
 
 
 async def show_file(service: SpeechService, request: Request, name: str) -> Response:

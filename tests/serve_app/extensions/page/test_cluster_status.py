@@ -62,7 +62,7 @@ async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) 
     settings, speaker = ApiSettings(admission=AdmissionSettings(max_streams=1)), FakeSynthesizer(script=utterance())
     recent = Recent(time.time, SpeechModels({"": SpeechModel(speaker, settings.admission)}))
     recent.follow()
-    api = one_api(speaker, settings, opened={"page": PageState({}, ClusterStatus(recent))})
+    api = one_api(speaker, settings, opened={"page": PageState((), ClusterStatus(recent))})
     async with client_of(api) as client:
         assert (await client.post("/v1/audio/speech", json=SPEECH)).status_code == 200
         metrics.REFUSALS.record(1, reason="line")

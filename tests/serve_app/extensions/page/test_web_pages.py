@@ -82,6 +82,13 @@ async def test_the_version_and_the_icon_are_filled_in() -> None:
     assert "$" not in page
 
 
+async def test_parts_of_missing_extensions_are_inert() -> None:
+    for selected, missing in ((None, set()), (("page",), {"deepgram", "voices", "designs", "native"})):
+        async with client(ApiSettings(extensions=selected)) as http:
+            page = (await http.get("/", headers=BROWSER)).text
+        assert {*re.findall(r'( inert)? data-needs="(.*?)"', page)} == {(" inert", name) for name in missing}
+
+
 async def test_clients_are_those_of_check_client() -> None:
     async with client() as http:
         told = (await http.get("/page/clients.json")).json()
