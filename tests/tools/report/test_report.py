@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import socket
 from argparse import Namespace
 from collections import Counter
@@ -164,6 +165,20 @@ def test_the_page_holds_all_it_needs_and_compares(tmp_path: Path) -> None:
     assert not [each for each in ("http:", "https:", "<script", "<link") if each in text]
     for cell in ("+50.0%", "differs", "failed", "passed"):
         assert cell in text
+
+
+@pytest.mark.parametrize(("rate", "c100", "requests", "answer"), [
+    (0.0, None, 0, "no. At every tested rate"), (90.5, 0.7, 900, "no, not for mixed traffic. 30% of"),
+    (90.5, 0.96, 900, "yes, up to 90.5"), (90.5, None, 900, "yes, up to 90.5"), (0.5, 1.0, 2, "only 2 responses"),
+])  # fmt: skip
+def test_the_page_answers_whether_the_machine_suffices(
+    rate: float, c100: float | None, requests: int, answer: str, tmp_path: Path
+) -> None:
+    capacity = {"requests_per_s": rate, "audio_s_per_s": 8 * rate, "requests": requests}
+    mixed = Check("first audio, mixed traffic at 9 requests per second", None, "", {"c100": c100})
+    results = Scripted(one=[Check("capacity", None, "", capacity), mixed]).run(tmp_path)
+    page.write(results, {"model": "M", "machine": "C"}, ReportFolder(tmp_path, secrets={}), None)
+    assert answer in re.sub(r"<[^>]+>", "", (tmp_path / "report.html").read_text())
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"parts": [{"name": "x"}]}', '{"parts": 3}'])

@@ -119,6 +119,7 @@ def report(
         "commit": commit(),
         "machine": host_name(", ".join(gpus) or CPU) if directory else "another machine",
         "quick": quick,
+        "recogniser": recogniser or "Whisper base",
     }
     page.write(results, about, folder, compare)
     for result in results:

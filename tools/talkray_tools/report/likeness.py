@@ -55,6 +55,8 @@ def _voices(bench: ReportBench, judge: VoiceJudge, voices: Mapping[str, Audio]) 
         if float(row.max() - row[at]) > _SAME
     ]
     own, others = (float(each.mean()) for each in _own_and_others(alike))
+    if own <= others:
+        wrong.append("the voices sound alike")
     detail = (
         f"{'; '.join(wrong) or 'all are'} ({len(names)}); cosine {own:.3f} with their own, {others:.3f} with others"
     )

@@ -50,9 +50,12 @@ def speed(bench: ReportBench) -> Iterator[Check]:
     search = replace(search, most_s=40.0 if quick else 400.0)
     found = _sweep(bench, "capacity", replace(settings, texts=Texts.PARAGRAPHS, processes=LOAD_PROCESSES), search)
     most, held = found.capacity_per_s or 0.0, "at least " if found.missed is None else ""
-    audio = max((step.audio_made_per_s for step in found.steps if step.rate <= most), default=0.0)
+    within = [step for step in found.steps if step.rate <= most]
+    audio = max((step.audio_made_per_s for step in within), default=0.0)
+    spoken = max((step.summary.succeeded for step in within if step.rate == most), default=0)
     detail = f"{held}{most:.3g} requests per second ({found.steps[0].limits}) with {audio:.3g} s of audio per second"
-    yield Check("capacity", None, detail, {"requests_per_s": most, "audio_s_per_s": audio})
+    detail += f", in {spoken} responses"
+    yield Check("capacity", None, detail, {"requests_per_s": most, "audio_s_per_s": audio, "requests": spoken})
     if bench.options.dialect == "talkray":
         rate = max(0.5, _MIXED_SHARE * most)
         phases = (Phase("measured", rate, max(10.0 if quick else 30.0, 5 / rate)),)
