@@ -57,7 +57,7 @@ def speed(bench: ReportBench) -> Iterator[Check]:
     detail += f", in {spoken} responses"
     yield Check("capacity", None, detail, {"requests_per_s": most, "audio_s_per_s": audio, "requests": spoken})
     if bench.options.dialect == "talkray":
-        rate = max(0.5, _MIXED_SHARE * most)
+        rate = max(0.25, _MIXED_SHARE * most)
         phases = (Phase("measured", rate, max(10.0 if quick else 30.0, 5 / rate)),)
         mixed = _run(bench, "mixed", replace(settings, profile=Profile.MIXED, phases=phases, warmup=0))
         yield _first_audio(mixed, f"mixed traffic at {rate:.3g} requests per second")
