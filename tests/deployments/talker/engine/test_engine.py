@@ -345,7 +345,7 @@ def test_a_frame_leaves_before_the_talker_reads_it(engine: Engine, monkeypatch: 
     engine.abort(0)
     assert engine.is_idle
     engine.step()
-    assert len(read) == 2  # nobody goes on
+    assert len(read) == 2  # the stream that left does not continue
 
 
 def test_a_step_that_took_long_delays_the_next_only_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
