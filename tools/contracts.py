@@ -34,7 +34,7 @@ from serve_app.api.application import create_api
 from serve_app.api.routing import dialects_of
 from serve_app.cli.main import cli
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, settings_kinds
-from serve_app.extensions import COMMANDS, load_extensions
+from serve_app.extensions import COMMANDS, command_group, load_extensions
 from serve_app.extensions.jobs.stored_job import JobPlan, JobState, StoredJob
 from serve_app.extensions.voices.stored_voice import StoredConsent, StoredDesign, StoredLexicon, StoredVoice
 from serve_app.speech.utterance_synthesizer import Synthesizer
@@ -196,7 +196,7 @@ def models_in(kind: Any) -> list[type]:
 def command_line() -> Iterator[str]:
     """Yield each command with its arguments and options."""
     apps: dict[str, Any] = {"": cli}
-    apps |= {name: resolve_name(place) for name, (_, place) in COMMANDS.items()}
+    apps |= {name: command_group(name) for name in COMMANDS}
     apps |= {name: resolve_name(place) for name, place in MODULES.items()}
     for name, app in sorted(apps.items()):
         yield from commands(f"talkray {name}".strip(), as_click(app))

@@ -18,7 +18,6 @@ from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Annotated, Self, TextIO
 from urllib.parse import urlsplit
 
@@ -54,7 +53,7 @@ from serve_app.cli.serve.supervisor import running
 from serve_app.cli.upgrade_check import upgrade_changes
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 from serve_app.distribution import pip_install, version
-from serve_app.extensions import COMMANDS
+from serve_app.extensions import COMMANDS, command_group
 
 
 class ProgressLine:
@@ -314,11 +313,11 @@ def _run_module(context: typer.Context) -> None:
 
 def _run_group(context: typer.Context) -> None:
     """Run a command provided by an extension."""
-    resolve_name(COMMANDS[str(context.info_name)][1])(args=context.args, prog_name=context.command_path)
+    command_group(str(context.info_name))(args=context.args, prog_name=context.command_path)
 
 
-for _name, (_help, _) in COMMANDS.items():
-    cli.command(_name, context_settings=_PASS_ON, help=_help, rich_help_panel=VOICES)(_run_group)
+for _name in COMMANDS:
+    cli.command(_name, context_settings=_PASS_ON, help=COMMANDS[_name][0], rich_help_panel=VOICES)(_run_group)
 for _name, (_panel, _, _help) in _MODULES.items():
     _group = cli if _panel else bench
     _group.command(_name, context_settings=_PASS_ON, help=_help, rich_help_panel=_panel or None)(_run_module)

@@ -1,13 +1,13 @@
 """Load built-in and custom extensions. See `Dialect` for why their order matters.
 
 Each name in BUILT_IN is a folder of this package whose `extension.py` declares an `EXTENSION`. A process imports only
-the extensions that it loads. COMMANDS maps each command group to its help text and its Typer app. The command line
-imports the app when a user calls one of its commands.
+the extensions that it loads. COMMANDS maps each command group to its help text, its Typer app and the modules that add
+commands to it. The command line imports them when a user calls one of its commands.
 """
 
 from collections.abc import Sequence
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deployments.errors import StartError
 
@@ -36,10 +36,21 @@ BUILT_IN = (
     "page",
 )
 COMMANDS = {
-    "voice": ("Check recordings, and manage stored voices.", "serve_app.extensions.voices.voice_commands:voices"),
+    "voice": (
+        "Check recordings, and manage stored voices.",
+        "serve_app.extensions.voices.voice_commands:voices",
+        "serve_app.extensions.designs.design_commands",  # adds commands
+    ),
     "lexicon": ("Edit the server's lexicon.", "serve_app.extensions.voices.voice_commands:lexicon"),
 }
-VOICE_COMMANDS = ("serve_app.extensions.designs.design_commands",)  # modules that add commands to `voice`
+
+
+def command_group(name: str) -> Any:
+    """Return the app of a command in COMMANDS, with the commands that further modules add."""
+    _, app, *more = COMMANDS[name]
+    for module in more:
+        resolve_name(module)
+    return resolve_name(app)
 
 
 def load_extensions(selected: Sequence[str] | None = None) -> "tuple[Extension, ...]":

@@ -21,7 +21,6 @@ from rich.text import Text
 from deployments.errors import InvalidRequest, StartError
 from loadtest.command_app import CommandApp
 from serve_app.audio.recordings import Preparation
-from serve_app.extensions import VOICE_COMMANDS
 from serve_app.extensions.voices.reference_doctor import CheckedRecording, HeardWords, check_recording
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.text.languages import language_code, language_name
@@ -387,7 +386,3 @@ def _keep(store: str | None, words: dict[str, str]) -> "StoredLexicon":
 
 def _said(kept: "StoredLexicon") -> str:
     return f"the lexicon now contains {len(kept.words)} words"
-
-
-for _module in VOICE_COMMANDS:
-    importlib.import_module(_module)

@@ -19,6 +19,7 @@ from serve_app.distribution import version
 from talkray_tools.arguments import run_command
 from talkray_tools.plan.measure import commit, gpu_names, host_name
 from talkray_tools.plan.tables import CPU
+from talkray_tools.recogniser import Whisper
 from talkray_tools.report import page
 from talkray_tools.report.bench import ReportBench
 from talkray_tools.report.frame import ReportFolder, ReportPart, exit_code, fingerprint, run_parts, secrets_of
@@ -119,7 +120,7 @@ def report(
         "commit": commit(),
         "machine": host_name(", ".join(gpus) or CPU) if directory else "another machine",
         "quick": quick,
-        "recogniser": recogniser or "Whisper base",
+        "recogniser": recogniser or Whisper.name,
     }
     page.write(results, about, folder, compare)
     for result in results:
