@@ -178,7 +178,9 @@ def test_the_page_answers_whether_the_machine_suffices(
     mixed = Check("first audio, mixed traffic at 9 requests per second", None, "", {"c100": c100})
     results = Scripted(one=[Check("capacity", None, "", capacity), mixed]).run(tmp_path)
     page.write(results, {"model": "M", "machine": "C"}, ReportFolder(tmp_path, secrets={}), None)
-    assert answer in re.sub(r"<[^>]+>", "", (tmp_path / "report.html").read_text())
+    shown = re.sub(r"<[^>]+>", "", (tmp_path / "report.html").read_text())
+    assert answer in shown
+    assert ("rough estimate" in shown) == (requests == 2)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"parts": [{"name": "x"}]}', '{"parts": 3}'])
