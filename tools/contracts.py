@@ -224,9 +224,7 @@ def commands(name: str, command: Any) -> Iterator[str]:
 
 def instruments() -> Iterator[str]:
     """Yield each metric with its Prometheus name and labels."""
-    for each in sorted(
-        (value for value in vars(metrics).values() if isinstance(value, metrics.Instrument)), key=name_of
-    ):
+    for each in sorted(metrics.INSTRUMENTS, key=name_of):
         kind = "histogram" if each.boundaries else "counter" if each.name.endswith("_total") else "gauge"
         yield f"{each.name} {kind} {' '.join((metrics.MODEL, *each.tags))}"
 
