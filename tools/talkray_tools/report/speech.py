@@ -63,11 +63,9 @@ def _endings(kind: str, judged: Sequence[Judged]) -> Iterator[Check]:
     for name, missed in (("do not run away", _RUNAWAYS), ("do not end early", (FinishReason.EARLY,))):
         rate = _PUBLISHED_MISSES * (_SEGMENTS if kind == "long" else 1)
         bad, most = sum(reasons[reason] for reason in missed), most_by_chance(len(judged), rate)
-        what = ", ".join(f"{reason}: {reasons[reason]}" for reason in missed if reasons[reason]) or "none"
-        detail = (
-            f"{bad} of {len(judged)} ({what}; the server stops them), at most {most} may be by chance if "
-            f"{rate:.1%} do; published values: released Base checkpoints miss the end in 0.15 to 0.7 %"
-        )
+        what = "".join(f", {reason} {reasons[reason]}" for reason in missed if reasons[reason])
+        usual = f"released Base checkpoints miss the end in up to {rate:.1%}"
+        detail = f"{bad} of {len(judged)}{what}. Up to {most} can be by chance, because {usual}"
         yield Check(f"{kind} prompts {name}", bad <= most, detail, {"share": bad / len(judged)})
     if came:
         p50, p95 = (float(each) for each in np.percentile([each.tail_s for each in came], (50, 95)))
