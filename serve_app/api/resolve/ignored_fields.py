@@ -80,7 +80,7 @@ def in_message(reasons: Reasons) -> dict[str, object]:
 
 def _unknown_reason(name: str, known: list[str]) -> str:
     close = get_close_matches(name[:_LONGEST_NAME].lower(), known, n=1, cutoff=0.75)
-    return f"unknown field, did you mean {close[0]}?" if close else "unknown field"
+    return f"unknown field, did you mean {close[0]}?" if close else "not supported"
 
 
 def of_text(spoken: SpokenText) -> Reasons:

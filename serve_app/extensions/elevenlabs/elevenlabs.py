@@ -208,7 +208,7 @@ def unknown(inputs: object) -> dict[str, str]:
     """Return the unknown fields in a dialogue's inputs, and why they are ignored."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
     names = (name for part in parts for name in part if name not in ("text", "voice_id"))
-    return {f"inputs.{name}": "unknown field" for name in names}
+    return {f"inputs.{name}": "not supported" for name in names}
 
 
 async def _dialogue(

@@ -97,6 +97,9 @@ async def read_text(
     if wants_words and language is None:
         reasons["text_normalization"] = "the language of the text is uncertain: set language"
     for_all = Lexicon.EMPTY if resolver.lexicon_for_all is None else await resolver.lexicon_for_all()
+    styles = StyleRules.of(body, info, stored)
+    if body.instructions and styles.follows == "manners" and styles.effect(body.instructions) is None:
+        reasons["instructions"] = "the loaded voice can only speak slower, faster or more quietly"
     rules = TextRules(
         body.markup or settings.markup,
         settings.paragraph_pause_s,
@@ -104,7 +107,7 @@ async def read_text(
         spoken_form=info.spoken_form,
         max_segment_chars=chars or settings.max_segment_chars,
         normalised=language,
-        styles=StyleRules.of(body, info, stored),
+        styles=styles,
     )
     is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
     spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)

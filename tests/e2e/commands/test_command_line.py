@@ -36,7 +36,7 @@ def test_a_start_says_how_to_speak(plain: ServerCommand) -> None:
 def test_say_finds_the_server(plain: ServerCommand, tmp_path: Path) -> None:
     """Without --url, wherever it listens; `talkray say` starts no server of its own then."""
     file = tmp_path / "hi.mp3"
-    done = talkray("say", "hi", "-o", str(file), "--speed", "1.5", "--instructions", "calmly")
+    done = talkray("say", "hi", "-o", str(file), "--speed", "1.5", "--instructions", "slowly")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"wrote {file}")
     assert done.stdout.endswith(f", spoken by {plain.url}\n")

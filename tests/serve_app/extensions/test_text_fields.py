@@ -210,6 +210,19 @@ async def test_an_embedded_voice_reads_figures_in_any_case(client: AsyncClient, 
     assert synthesizer.texts == ["I have three cats."] * 2
 
 
+@pytest.mark.parametrize(
+    ("instructions", "is_followed"),
+    [("Speak slowly.", True), ("Hushed, please", True), ("Speak like a pirate.", False), ("Not too fast!", False)],
+)
+async def test_instructions_that_a_voice_was_not_trained_on_are_reported(
+    client: AsyncClient, synthesizer: FakeSynthesizer, instructions: str, is_followed: bool
+) -> None:
+    synthesizer.info = replace(CUSTOM_VOICE, spoken_form="english")
+    answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ryan", "instructions": instructions})
+    reason = "instructions (the loaded voice can only speak slower, faster or more quietly)"
+    assert answer.headers.get("x-ignored") == (None if is_followed else reason)
+
+
 async def test_each_segment_is_spoken_in_its_own_language(client: AsyncClient, synthesizer: FakeSynthesizer) -> None:
     german, english = "Das Treffen wurde auf Donnerstag verschoben.", "The meeting was moved to Thursday."
     body = {"input": f"{german}\n\n12:30\n\n{english} {english} {english}", "voice": "ryan", "language": "detect"}

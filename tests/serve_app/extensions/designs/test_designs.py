@@ -251,7 +251,7 @@ async def test_what_is_refused(
 async def test_unknown_fields_are_named(client: AsyncClient) -> None:
     answer = await client.post(DESIGN, json={**ASKED, "voice": "vivian", "speed": 2})
     assert answer.status_code == 200
-    assert answer.headers["x-ignored"] == "voice (unknown field); speed (unknown field, did you mean seed?)"
+    assert answer.headers["x-ignored"] == "voice (not supported); speed (unknown field, did you mean seed?)"
 
 
 @pytest.mark.parametrize(

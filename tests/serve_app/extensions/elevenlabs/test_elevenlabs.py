@@ -287,7 +287,7 @@ async def test_a_context_names_what_has_no_effect_once() -> None:
         messages, _ = await client.until(isFinal=True)
     assert messages[0]["ignored"] == [
         {"field": "voice_settings.speed", "reason": "must be a number from 0.25 to 4"},
-        {"field": "voice_settings.stability", "reason": "unknown field"},
+        {"field": "voice_settings.stability", "reason": "not supported"},
     ]
     assert all("ignored" not in message for message in messages[1:])
     assert "sync_alignment" not in client.headers["x-ignored"]

@@ -31,7 +31,7 @@ async def test_one_utterance_a_socket() -> None:
         await connection.task
     kinds = [message.get("type") for message in messages]
     assert kinds[0] == "request.configured"
-    assert messages[0]["ignored"] == [{"field": "stream_chunk_schedule", "reason": "unknown field"}]
+    assert messages[0]["ignored"] == [{"field": "stream_chunk_schedule", "reason": "not supported"}]
     acks = [message for message in messages if message.get("type") == "input_text.ack"]
     assert [(ack["event"], ack["sequence"]) for ack in acks] == [
         ("input_text.append", 0),

@@ -231,7 +231,7 @@ async def test_headers_carry_text_of_clients_and_owners(server: Server, client: 
     unknown = await client.post(SPEECH, json={"input": "Hi.", "voice": text})
     assert (speech.status_code, unknown.status_code) == (200, 400)
     assert unquote(speech.headers["x-voice-take"]) == f"{style} (instructions)"
-    assert "unknown field" in speech.headers["x-ignored"]
+    assert "not supported" in speech.headers["x-ignored"]
     sent = [*speech.headers.raw, *unknown.headers.raw]
     for path in filter(is_here, ["/v1/speak"]):
         query = f"model=aura&{quote(text)}=1&encoding={quote(text)}"
@@ -608,7 +608,7 @@ async def test_what_is_refused(
 async def test_unknown_fields_are_named(client: AsyncClient) -> None:
     files = {"audio_sample": ("a.wav", wav()), "portrait": ("a.png", b"PNG")}
     answer = await client.post("/v1/audio/voices", data={"name": "a", "colour": "red"}, files=files)
-    assert answer.headers["x-ignored"] == "colour (unknown field); portrait (unknown field)"
+    assert answer.headers["x-ignored"] == "colour (not supported); portrait (not supported)"
     changed = await client.post("/v1/audio/voices/a", json={"description": "calm", "style": "calm"})
     assert changed.headers["x-ignored"] == "style (requires an audio_sample)"
 
