@@ -1,7 +1,6 @@
 """The process's loop, driven over a socket pair from a thread of this process."""
 
 import re
-import select
 import socket
 import time
 from collections.abc import Callable, Iterator
