@@ -67,7 +67,10 @@ def limit(
         int | None, typer.Option(help="New maximum number of streams at each ingress replica; 0 removes it.", min=0)
     ] = None,
 ) -> None:
-    """Change the limits of one key by its id, or of all keys with a name. Options that you omit keep their limits."""
+    """Change the limits of one key by its id, or of all keys with a name. Options that you omit keep their limits.
+
+    The file keeps its owner and mode.
+    """
     asked = {"requests_per_minute": requests_per_minute, "max_streams": max_streams}
     limits = {name: value or None for name, value in asked.items() if value is not None}
     for record in limit_keys(file, id_or_name, limits):

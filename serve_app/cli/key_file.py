@@ -45,9 +45,7 @@ def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
 
 
 def limit_keys(file: Path, id_or_name: str, limits: Mapping[str, Limit]) -> list[KeyRecord]:
-    """Set `limits` of all valid keys with this id or name and return their records. Raises ConfigError if the file has
-    none.
-    """
+    """Set `limits` of all valid keys with this id or name, as `revoke_keys` revokes them."""
     return _change(file, id_or_name, limits)
 
 
