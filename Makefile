@@ -135,7 +135,7 @@ release-check: dist ## The wheel and the sdist, in empty environments, speak (PY
 	  || exit 1; done; done
 
 IMAGE = talkray:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-cpu
-image-check: ## The cpu image, which cluster/README.md builds with buildah, as any user on a read-only root (root; two minutes)
+image-check: ## The cpu image, which cluster/check-image.sh says how to build, as any user on a read-only root (root; two minutes)
 	cluster/check-image.sh $(IMAGE)
 
 image-audit: $(BIN)/python ## Known vulnerabilities in the cpu image's packages, and a CycloneDX file of them in build/ (root); needs the network

@@ -2,6 +2,16 @@
 # Start an image built by buildah under the limits of a cluster: as an arbitrary user, on a read-only root, with 64 MiB
 # of /dev/shm and without a network. It must speak, stop within five seconds, hold no CUDA, and unpack to 2.0 GB at most.
 #   sudo cluster/check-image.sh talkray:1.0.0rc1-cpu      # BUILDAH names another command, such as "buildah --root DIR"
+#
+# Run as root to build the image without Docker or a registry, from Debian's packages and torch for CPUs in wheels/:
+#   apt-get install buildah mmdebstrap
+#   mkdir base && mmdebstrap --variant=minbase --include=ca-certificates,python3,python3-venv,rsync,procps bookworm base/rootfs.tar
+#   printf 'FROM scratch\nADD rootfs.tar /\n' > base/Dockerfile
+#   echo '{"default":[{"type":"insecureAcceptAnything"}]}' > p.json
+#   export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
+#   buildah bud --signature-policy p.json -t localhost/base base
+#   buildah bud --signature-policy p.json --format docker -f cluster/Dockerfile --target cpu --build-arg BASE=localhost/base \
+#     --volume $PWD/wheels:/wheels:ro --build-arg PIP_OPTIONS="--find-links /wheels" -t talkray:1.0.0rc1-cpu .
 set -euo pipefail
 image=$1 user=12345
 read -ra buildah <<<"${BUILDAH:-buildah}"

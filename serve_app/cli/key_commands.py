@@ -8,9 +8,9 @@ import typer
 from deployments.errors import StartError
 from loadtest.command_app import CommandApp
 from serve_app.api.access.keys import KeyRecord, read_keys
-from serve_app.cli.key_file import create_key, revoke_keys
+from serve_app.cli.key_file import create_key, limit_keys, revoke_keys
 
-keys = CommandApp("Create, list and revoke API keys. Running servers apply changes immediately.")
+keys = CommandApp("Create, list, limit and revoke API keys. Running servers apply changes immediately.")
 _KEY_FILE = "~/.config/talkray/keys.json"
 
 
@@ -41,7 +41,9 @@ def create(
     max_streams: Annotated[
         int | None, typer.Option(help="Maximum number of streams at each ingress replica.", min=1)
     ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="Allow access to the stored voices of all owners.")] = False,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Allow access to the voices, jobs and usage metrics of all owners.")
+    ] = False,
 ) -> None:
     """Create a key and print it. The key is shown only once, because the file stores its hash."""
     print(create_key(file, name, requests_per_minute=requests_per_minute, max_streams=max_streams, admin=admin))
@@ -51,6 +53,27 @@ def create(
 def list_keys(file: KeyFile) -> None:
     """List the id, name, limits and state of each key."""
     for record in read_keys(file).keys:
+        print(_key_line(record))
+
+
+@keys.command()
+def limit(
+    id_or_name: Annotated[str, typer.Argument(help="Id or name of a key.")],
+    file: KeyFile,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="New rate limit of each ingress replica; 0 removes it.", min=0)
+    ] = None,
+    max_streams: Annotated[
+        int | None, typer.Option(help="New maximum number of streams at each ingress replica; 0 removes it.", min=0)
+    ] = None,
+) -> None:
+    """Change the limits of one key by its id, or of all keys with a name. Options that you omit keep their limits.
+
+    The file keeps its owner and mode.
+    """
+    asked = {"requests_per_minute": requests_per_minute, "max_streams": max_streams}
+    limits = {name: value or None for name, value in asked.items() if value is not None}
+    for record in limit_keys(file, id_or_name, limits):
         print(_key_line(record))
 
 

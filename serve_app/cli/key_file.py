@@ -5,7 +5,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,14 +41,22 @@ def create_key(
 
 def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
     """Revoke all valid keys with this id or name and return their records. Raises ConfigError if the file has none."""
+    return _change(file, id_or_name, {"revoked": _now()})
+
+
+def limit_keys(file: Path, id_or_name: str, limits: Mapping[str, Limit]) -> list[KeyRecord]:
+    """Set `limits` of all valid keys with this id or name, as `revoke_keys` revokes them."""
+    return _change(file, id_or_name, limits)
+
+
+def _change(file: Path, id_or_name: str, changes: Mapping[str, object]) -> list[KeyRecord]:
     with _rewriting(file) as document:
-        ended = [key for key in document.keys if key.revoked is None and id_or_name in (key.id, key.name)]
-        if not ended:
+        old = [key for key in document.keys if key.revoked is None and id_or_name in (key.id, key.name)]
+        if not old:
             raise ConfigError(f"{file} has no valid key with the id or name {id_or_name!r}")
-        now = _now()
-        keys = [key.model_copy(update={"revoked": now}) if key in ended else key for key in document.keys]
-        _write(file, KeyDocument(keys=tuple(keys)))
-    return ended
+        new = {key.id: key.model_copy(update=changes) for key in old}
+        _write(file, KeyDocument(keys=tuple(new.get(key.id, key) for key in document.keys)))
+    return list(new.values())
 
 
 @contextlib.contextmanager

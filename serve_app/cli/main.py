@@ -266,7 +266,11 @@ def doctor(
 
 @cli.command("upgrade-check", rich_help_panel=OPERATE)
 def upgrade_check(old: Path, new: Path) -> None:
-    """List the pools whose replicas `serve deploy NEW` replaces while OLD runs, for each changed setting."""
+    """List the pools whose replicas `serve deploy NEW` replaces while OLD runs, for each changed setting.
+
+    The exit status is 1 if a file is invalid, and otherwise 0, even if a line warns against the change. The command
+    knows the settings of its own version, so run the version that serves NEW.
+    """
     changes = upgrade_changes(old, new)
     print("\n".join(change.line() for change in changes) or "no settings differ, so no replicas are replaced")
 

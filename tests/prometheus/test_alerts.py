@@ -13,7 +13,8 @@ ALERTS = ROOT / "cluster" / "monitoring" / "alerts.yaml"
 RULES: list[dict[str, Any]] = [
     rule for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]
 ]
-NAMES = [rule["alert"] for rule in RULES if "alert" in rule]
+ALARMS = [rule for rule in RULES if "alert" in rule]
+NAMES = list(dict.fromkeys(rule["alert"] for rule in ALARMS))
 # A series a minute, for 90 minutes: in a quiet hour, and in an evil one, in which the others are as in the quiet one.
 QUIET = {
     'talkray_ttfp_seconds_bucket{model="voices",le="0.5"}': "0+600x90",
@@ -61,6 +62,8 @@ def expected(rule: dict[str, Any]) -> dict[str, Any]:
 
     def told(text: str) -> str:
         text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: labels.get(match[1], ""), text)
+        model = f" (model {labels['model']})" if "model" in labels else ""
+        text = re.sub(r"\{\{ with \$labels\.model \}\}.*?\{\{ end \}\}", model, text)
         return re.sub(r"\{\{ \$value.*?\}\}", value, text)
 
     annotations = {name: told(text) for name, text in rule["annotations"].items()}
@@ -78,6 +81,10 @@ def promtool_says(binaries: Path, folder: Path, values: dict[str, str], alerts: 
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
+def every(name: str) -> list[dict[str, Any]]:
+    return [expected(rule) for rule in ALARMS if rule["alert"] == name]
+
+
 def asked(name: str, alerts: list[dict[str, Any]], at: str = "80m") -> dict[str, Any]:
     return {"eval_time": at, "alertname": name, "exp_alerts": alerts}
 
@@ -88,7 +95,7 @@ def test_no_alert_fires_in_a_quiet_hour(prometheus_bin: Path, tmp_path: Path) ->
 
 def test_every_alert_fires_in_an_evil_hour_and_names_its_runbook(prometheus_bin: Path, tmp_path: Path) -> None:
     assert list(FIRING) == NAMES
-    *alerts, no_metrics = [asked(rule["alert"], [expected(rule)]) for rule in RULES if "alert" in rule]
+    *alerts, no_metrics = [asked(name, every(name)) for name in NAMES]
     assert promtool_says(prometheus_bin, tmp_path, QUIET | EVIL, alerts) == ""
     assert promtool_says(prometheus_bin, tmp_path, {"node_cpus": "8x90"}, [no_metrics]) == ""
 
@@ -99,6 +106,13 @@ def test_promtool_would_complain(prometheus_bin: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "before", "after"), [("TalkrayReplicasMissing", "18m", "23m")])
 def test_a_short_moment_is_no_alarm(prometheus_bin: Path, tmp_path: Path, name: str, before: str, after: str) -> None:
-    [rule] = [rule for rule in RULES if rule.get("alert") == name]
-    alerts = [asked(name, [], before), asked(name, [expected(rule)], after)]
+    alerts = [asked(name, [], before), asked(name, every(name), after)]
     assert promtool_says(prometheus_bin, tmp_path, QUIET | EVIL, alerts) == ""
+
+
+def test_eight_times_the_objective_is_a_warning(prometheus_bin: Path, tmp_path: Path) -> None:
+    [[_, slow]] = [[rule for rule in ALARMS if rule["alert"] == "TalkrayListenersPaused"]]
+    alert = expected(slow)
+    alert["exp_annotations"]["summary"] = alert["exp_annotations"]["summary"].replace("25%", "8%")
+    bad = QUIET | {'talkray_stall_seconds_bucket{model="voices",le="0.1"}': "0+552x90"}
+    assert promtool_says(prometheus_bin, tmp_path, bad, [asked("TalkrayListenersPaused", [alert])]) == ""

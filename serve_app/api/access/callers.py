@@ -14,7 +14,7 @@ from deployments.serving import metrics
 _MINUTE_S = 60.0
 # How to raise each limit, keyed by the reason for rejection.
 _REMEDIES = {
-    "key": "a key with higher limits (`talkray key create`) allows more",
+    "key": "`talkray key limit` raises the limits of a key",
     "client": "api.admission sets the limits (client_requests_per_minute, client_streams)",
 }
 # Value of `Retry-After` in seconds if a client has too many streams; one of them may have ended by then.

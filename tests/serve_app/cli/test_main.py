@@ -193,6 +193,8 @@ def test_create_list_revoke(key_file: Path) -> None:
         [other.split("-")[1], "bob", "60", "requests/min", "any", "streams"],
     ]
     assert key not in run("list")
+    changed = [run("limit", "ada", f"--{option}") for option in ("max-streams=0", "requests-per-minute=9")]
+    assert [line.split()[2:6:2] for line in changed] == [["any", "any"], ["9", "any"]]
     assert "revoked" in run("revoke", "ada")
     assert ["revoked" in line for line in run("list").splitlines()] == [True, False]
     with pytest.raises(Unauthorized):

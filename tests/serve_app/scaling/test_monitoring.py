@@ -45,7 +45,7 @@ def test_an_alert_says_what_to_do_and_names_its_entry_of_the_runbook(rule: dict[
     told = rule["annotations"]
     assert told["summary"]
     assert told["action"]
-    page, _, anchor = told["runbook"].partition("#")
+    page, _, anchor = told["runbook_url"].removeprefix("https://REPOSITORY/").partition("#")
     assert anchor == rule["alert"].lower()
     headings = re.findall(r"^#### (\w+)$", (FOLDER.parents[1] / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert rule["alert"] in headings
