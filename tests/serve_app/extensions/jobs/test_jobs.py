@@ -206,6 +206,17 @@ async def test_a_range_of_wav_is_that_of_the_whole(client: AsyncClient) -> None:
     assert (await client.get(place, headers={"range": "bytes=5-2"})).status_code == 200
 
 
+async def test_a_part_has_the_sample_rate_of_its_own_model(server: Server, client: AsyncClient) -> None:
+    job = await started(client, "One.")
+    await until(client, job, "completed")
+    work = server.manager._works[str(job["id"])]
+    other = StoredJob.described(replace(FOLLOWED, sample_rate=48_000))
+    work.job = work.job.model_copy(update={"models": {"other": other, **work.job.models}})
+    place = f"/v1/audio/jobs/{job['id']}"
+    assert (await client.get(f"{place}/parts/0")).headers["x-sample-rate"] == "24000"
+    assert refusal(await client.get(f"{place}/audio"), "code") == (409, "mixed_sample_rates")
+
+
 @pytest.mark.parametrize(("longest", "is_told"), [(1, 1), (0, 0)])
 async def test_length_of_an_mp3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, is_told: int) -> None:
     async with serving(tmp_path, Speaker()) as (_, client):
