@@ -105,8 +105,7 @@ class JobManager:
             return self._as_json(known), {}
         self._jobs.check_room(owner, 0)
         webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
-        job_id = f"job_{secrets.token_hex(12)}"
-        is_kept = False
+        job_id, is_kept = f"job_{secrets.token_hex(12)}", False
         try:
             made = Planned(self._store(), job_id, partial(self._jobs.check_room, owner))
             await plan_into(made, self._resolver, fields)
@@ -157,9 +156,8 @@ class JobManager:
         work = await self._find(visitor, job_id)
         total = len(work.job.num_segments)
         if after and not work.has_part(after):
-            raise InvalidRequest(
-                f"after: part {after[:80]!r} is unknown. {job_id} has parts 0 to {total - 1}.", "after"
-            )
+            message = f"after: part {after[:80]!r} is unknown. {job_id} has parts 0 to {total - 1}."
+            raise InvalidRequest(message, "after")
         start = int(after) + 1 if after else 0
         end = min(total, start + limit_of(limit or str(_MOST_LISTED), most=_MOST_LISTED))
         parts = self._store().parts(work.job, start, end)
@@ -188,8 +186,11 @@ class JobManager:
         """Return the track of a finished part, or of the complete job if `part` is None. Raises NotFound, Conflict."""
         work = await self._find(visitor, job_id)
         names = await apart(work.names, part)
-        infos = [work.job.info(model) for model in work.job.models]
-        if part is None and len({info.sample_rate for info in infos}) > 1:
+        models, number = [*work.job.models], int(part or 0)
+        if part is not None and len(models) > 1:
+            models = await apart(lambda: [each for *_, each in self._store().parts(work.job, number, number + 1)])
+        infos = [work.job.info(model) for model in models]
+        if len({info.sample_rate for info in infos}) > 1:
             raise Conflict("The models have different sample rates. Get each part instead.", None, "mixed_sample_rates")
         return Track(job_id, infos[0].sample_rate, frame_samples=infos[0].frame_samples, names=names)
 

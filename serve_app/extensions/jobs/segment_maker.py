@@ -50,13 +50,11 @@ class SegmentMaker:
         manner = plan.manners[part.manner]
         info = job.info(manner.model)
         await self._check(job, manner, info)
-        take = part.segments[segment_id.segment].take
-        reference = await self._reference(
-            job, manner if take is None else manner.model_copy(update={"style": take}), info
-        )
+        if (take := part.segments[segment_id.segment].take) is not None:
+            manner = manner.model_copy(update={"style": take})
+        reference = await self._reference(job, manner, info)
         utterance = plan.utterance(job, segment_id, reference)
-        request = utterance.synthesis
-        voice = manner.stored_voice or request.voice
+        request, voice = utterance.synthesis, manner.stored_voice or utterance.synthesis.voice
         speech = await self._speak(utterance, info, voice)
         was_redrawn = utterance.may_redraw and ended_badly(speech.usage.finish_reason)
         if was_redrawn:

@@ -105,11 +105,15 @@ async def test_settings_say_how_texts_are_read() -> None:
         await client.post(SPEECH, json={"input": "*a*\n\nb", "voice": "ryan"})
         sent = "A sentence that is thirty long. " * 2
         await client.post(SPEECH, json={"input": sent, "voice": "ryan"})
-        answer = await client.post(SPEECH, json={"input": sent, "voice": "ryan", "max_segment_chars": 5000})
+        most = CUSTOM_VOICE.max_segment_chars
+        told = [
+            await client.post(path, json={"input": sent, "voice": "ryan", "max_segment_chars": chars})
+            for path, chars in ((SPEECH, most), (SPEECH, most + 1), ("/v1/audio/text", most + 1))
+        ]
         shown = (await client.post("/v1/audio/text", json={"input": sent, "voice": "ryan"})).json()
     assert len(shown["segments"]) == 2
-    assert synthesizer.texts == ["*a* b", *2 * ["A sentence that is thirty long."], sent.strip()]
-    assert "max_segment_chars" in answer.headers["x-ignored"]
+    assert synthesizer.texts == ["*a* b", *2 * ["A sentence that is thirty long."], *2 * [sent.strip()]]
+    assert ["max_segment_chars" in answer.headers.get("x-ignored", "") for answer in told] == [False, True, True]
 
 
 async def lexicon(folder: Path, *arguments: str, code: int = 0) -> None:

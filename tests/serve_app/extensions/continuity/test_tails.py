@@ -1,6 +1,7 @@
 """What is kept of the end of speech, and which request goes on from it."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest, Tail
 from serve_app.extensions.continuity import tails as tails_module
+from serve_app.extensions.continuity.dialogue import one_after_another
 from serve_app.extensions.continuity.tails import TailStore
 from serve_app.extensions.live.live_text import LiveTexts
 from serve_app.extensions.text.spoken_text import TextRules
@@ -140,6 +142,19 @@ async def test_a_live_segment_that_ended_before_its_text_has_no_tail(texts: Live
             live.finish()
             await going_on
     assert [request.tail for request in synthesizer.requests] == [None, None]
+
+
+@pytest.mark.parametrize(("reasons", "told"), [("stop stop", "stop"), ("loop stop", "loop"), ("loop length", "loop")])
+async def test_a_dialogue_ends_as_its_first_part_that_ended_badly(reasons: str, told: str) -> None:
+    async def speak(part: Utterance) -> AsyncGenerator[PcmChunk, None]:
+        yield numbered(9)
+        yield numbered(0, reason=FinishReason(reasons.split()[part.synthesis.seed]))
+
+    parts = [UTTERANCE.changed(seed=number) for number in range(2)]
+    chunks = [
+        (each.segment, each.num_text_tokens, each.finish_reason) async for each in one_after_another(parts, speak)
+    ]
+    assert chunks == [(0, 5, None), (0, 5, None), (1, 10, None), (1, 10, told)]
 
 
 TAIL = Tail("the lake. ", np.zeros((18, 16), np.int16))

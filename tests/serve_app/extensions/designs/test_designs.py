@@ -58,7 +58,7 @@ async def designed(client: AsyncClient, **more: object) -> list[dict[str, object
 
 
 async def test_three_candidates_to_hear(server: Server, client: AsyncClient) -> None:
-    heard = await designed(client, seed=2**64 - 2, temperature=0.5)
+    heard = await designed(client, seed=2**64 - 2, temperature=0.5, max_new_tokens=9000)
     assert [each["seed"] for each in heard] == [2**64 - 2, 2**64 - 1, 0]
     assert len({each["id"] for each in heard}) == 3
     for each in heard:
@@ -82,13 +82,16 @@ async def test_without_a_text_one_is_said_in_the_language(server: Server, client
     assert [answer.json()["candidates"][0]["media_type"] for answer in answers] == ["audio/mpeg"] * 3
     assert server.synthesizer.requests[-1].language == "chinese"
     assert len({request.seed for request in server.synthesizer.requests}) == 9
+    assert {request.sampling.max_new_tokens for request in server.synthesizer.requests} == {351}
 
 
 async def test_a_locked_one_is_spoken_with_on_another_replica_that_clones(folder: Path) -> None:
     one, other = designer(folder), Server(folder)
     async with one.client() as at_one, other.client() as at_other:
         heard = (await designed(at_one, language="de"))[1]
-        locked = await at_other.post(VOICES, json={"design": heard["id"], "name": "Grandpa"})
+        own = await at_other.post(VOICES, json={"design": heard["id"], "name": "English", "language": "english"})
+        assert own.json()["language"] == "english"
+        locked = await at_other.post(VOICES, json={"design": str(heard["id"]).upper(), "name": "Grandpa"})
         assert locked.status_code == 200, locked.text
         told = locked.json()
         assert told["provenance"] == f"design: design, seed {heard['seed']}"
@@ -181,6 +184,7 @@ async def test_after_an_hour_it_is_swept(folder: Path, client: AsyncClient, monk
     answer = await client.post(VOICES, json={"design": first["id"], "name": "late"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "design_not_found")
     store = VoiceStore(str(folder))
+    assert store.sweep(later_s - 60) == 0
     assert store.sweep(later_s) == 6  # records and recordings
     assert list(store.marks()) == [f"voices/{kept.json()['id']}.json"]
     assert len(recordings_in(folder)) == 1
@@ -249,7 +253,7 @@ async def test_what_is_refused(
 
 
 async def test_unknown_fields_are_named(client: AsyncClient) -> None:
-    answer = await client.post(DESIGN, json={**ASKED, "voice": "vivian", "speed": 2})
+    answer = await client.post(DESIGN, json={**ASKED, "text": "a" * 500, "voice": "vivian", "speed": 2})
     assert answer.status_code == 200
     assert answer.headers["x-ignored"] == "voice (not supported); speed (unknown field, did you mean seed?)"
 
@@ -272,6 +276,8 @@ async def test_what_is_no_recording_to_clone_is_left_out(
     assert (answer.status_code, error["param"], error["code"]) == (400, "text", "design_failed")
     assert told in error["message"]
     assert recordings_in(folder) == []
+    asked = await client.post(DESIGN, json={**ASKED, "max_new_tokens": 20})
+    assert (asked.status_code == 200) is told.startswith("longer"), "the length was asked for"
 
 
 async def test_a_store_that_is_out_of_reach_is_told_before_anything_is_spoken(tmp_path: Path) -> None:
@@ -363,9 +369,8 @@ async def test_one_that_fails_ends_the_others(server: Server, client: AsyncClien
 async def test_it_counts_as_three_requests(folder: Path) -> None:
     server = designer(folder, "ada")
     assert server.file is not None
-    server.keys["eve"] = create_key(server.file, "eve", requests_per_minute=2)
-    async with server.client("eve") as client:
-        assert (await client.post(DESIGN, json=ASKED)).status_code == 429
-    assert server.synthesizer.requests == []
-    async with server.client("ada") as client:
-        await designed(client)
+    for most, statuses in ((2, [429]), (3, [200, 429])):
+        server.keys["eve"] = create_key(server.file, f"eve {most}", requests_per_minute=most)
+        async with server.client("eve") as client:
+            assert [(await client.post(DESIGN, json=ASKED)).status_code for _ in statuses] == statuses
+        assert len(server.synthesizer.requests) == 3 * statuses.count(200)

@@ -78,7 +78,8 @@ class Server:
             state.join(resolver)
         self.hindrance: str | None = None
         self.records: list[RequestRecord] = []  # of segments
-        maker = SegmentMaker({"": speaker}, self.voices, self.records.append)
+        self.synthesizers = {"": speaker}
+        maker = SegmentMaker(self.synthesizers, self.voices, self.records.append)
         self.manager = JobManager(resolver, self.voices, maker, hindrance=lambda model: self.hindrance)
         self.api = one_api(speaker, settings, opened={"voices": self.voices, "jobs": self.call})
         self._running: asyncio.Task[None] | None = None

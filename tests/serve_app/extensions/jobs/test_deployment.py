@@ -1,15 +1,17 @@
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock, Mock
+from unittest.mock import MagicMock, Mock, patch
 
 import pytest
 import yaml
 
+from deployments.errors import Starting
 from serve_app import ingress
 from serve_app.api.request_record import RequestRecord
 from serve_app.config import ApiSettings, ConfigError, read_config
 from serve_app.extensions.jobs import deployment as jobs
+from serve_app.extensions.jobs.extension import open_client
 from serve_app.speech.model_state import ModelStatus
 
 
@@ -53,3 +55,17 @@ def test_more_than_one_replica_is_refused(tmp_path: Path, application: dict[str,
     (file := tmp_path / "a.yaml").write_text(yaml.safe_dump({"applications": [application]}))
     with pytest.raises(ConfigError, match=r"api.jobs: .*exactly one replica"):
         read_config(file)
+
+
+@pytest.mark.anyio
+async def test_creating_a_job_may_take_two_minutes_and_other_calls_ten_seconds() -> None:
+    with (
+        patch("deployments.serving.handles.ask_replica", Mock()),
+        patch("asyncio.wait_for", side_effect=TimeoutError) as limited,
+    ):
+        ask = open_client(Mock())
+        assert ask is not None
+        for method in ("create", "ask"):
+            with pytest.raises(Starting, match="does not respond yet"):
+                await ask(method)
+    assert [call.args[1] for call in limited.call_args_list] == [120.0, 10.0]

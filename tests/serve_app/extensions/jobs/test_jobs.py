@@ -1,12 +1,14 @@
 import asyncio
 import io
+import os
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import soundfile
@@ -14,16 +16,20 @@ from httpx import AsyncClient
 
 from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo, Sampling
+from deployments.serving import metrics
 from serve_app.cli.key_file import create_key, revoke_keys
 from serve_app.config import AccessSettings
 from serve_app.extensions.jobs import job_manager, job_store, planning, stored_audio
+from serve_app.extensions.jobs import work as work_module
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.segment_maker import JobStopped
 from serve_app.extensions.jobs.settings import JobSettings
-from serve_app.extensions.jobs.stored_job import JobState, MadeSegment, StoredJob
+from serve_app.extensions.jobs.stored_job import JobState, MadeSegment, SegmentId, StoredJob
+from serve_app.extensions.jobs.work import Work
 from serve_app.extensions.records.request_lines import entry_of
 from serve_app.extensions.voices import clocks, voice_store
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore
+from tests.clock import Clock
 from tests.serve_app.extensions.jobs.desk import Server, Speaker, asked, serving, so, started, until
 from tests.serve_app.extensions.voices.speakers import files_in, store, wav
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
@@ -31,16 +37,18 @@ from tests.serve_app.one_model import refusal
 
 pytestmark = pytest.mark.anyio
 
-FRAME_S = 0.08
+FRAME_S, LONGEST_ID = 0.08, "a" * 200
+KEPT = ("plans", "segments")  # folders whose files count for their owner
 
 
-async def test_a_job_is_spoken_part_by_part_and_fetched(speaker: Speaker, client: AsyncClient) -> None:
-    job = await started(client, "Hello there.", "And a second part.")
+async def test_a_job_is_spoken_and_fetched(tmp_path: Path, speaker: Speaker, client: AsyncClient) -> None:
+    job = await started(client, "Hello there.", "And a [pause 1s] second part. [pause 2s]")
     assert job["object"] == "audio.job"
     assert job["parts"] == {"total": 2, "done": 0}
     told = await until(client, job, "completed")
-    assert told["segments"] == {"total": 2, "done": 2}
-    assert told["audio_s"] == pytest.approx(FRAME_S * (12 + 18))
+    assert told["segments"] == {"total": 3, "done": 3}
+    assert told["bytes"] == sum(file.stat().st_size for file in files_in(tmp_path) if file.parts[-3] in KEPT)
+    assert told["audio_s"] == pytest.approx(FRAME_S * 29 + 3)
     assert told["problems"] == []
     assert all(request.background for request in speaker.requests)
     place = f"/v1/audio/jobs/{job['id']}"
@@ -51,7 +59,10 @@ async def test_a_job_is_spoken_part_by_part_and_fetched(speaker: Speaker, client
     assert whole.headers["content-type"] == "audio/flac"
     both, _ = soundfile.read(io.BytesIO(whole.content), dtype="int16")
     assert (both[: len(samples)] == samples).all()
-    assert len(both) == 30 * 1920
+    assert len(both) == 29 * 1920 + 3 * rate
+    words = (await client.get(f"{place}/parts/1/words")).json()
+    assert [each["start"] for each in words["segments"]] == [0, pytest.approx(FRAME_S * 5 + 1)]
+    assert [each["start"] for each in words["words"]] == pytest.approx([0, 0.36, 1.44, 2.0], abs=0.01)
     listed = (await client.get("/v1/audio/jobs")).json()["data"]
     assert [each["id"] for each in listed] == [job["id"]]
 
@@ -77,18 +88,21 @@ async def test_words_and_segments_of_a_part(tmp_path: Path, info: ModelInfo) -> 
 
 async def test_parts_are_told_with_what_their_client_calls_them(speaker: Speaker, client: AsyncClient) -> None:
     speaker.gate.clear()
-    inputs = [{"input": "One.", "custom_id": "a", "seed": 5}, {"input": "Two and more."}]
+    inputs = [{"input": "One.", "custom_id": LONGEST_ID, "seed": 5}, {"input": "Two and more."}]
     answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": inputs})
     place = f"/v1/audio/jobs/{answer.json()['id']}"
     before = (await client.get(f"{place}/parts")).json()["data"]
     assert [part["segments"] for part in before] == [{"total": 1, "done": 0}] * 2
+    await so(lambda: speaker.running == 2)
+    assert (await client.post(f"{place}/resume")).json()["status"] == "running"
     speaker.gate.set()
     await until(client, answer.json(), "completed")
+    assert len(speaker.requests) == 2, "what runs is not begun again"
     first, second = (await client.get(f"{place}/parts")).json()["data"]
     done = {"total": 1, "done": 1}
-    assert first == {"part": 0, "custom_id": "a", "seed": 5, "segments": done, "audio_s": FRAME_S * 4}
+    assert first == {"part": 0, "custom_id": LONGEST_ID, "seed": 5, "segments": done, "audio_s": FRAME_S * 4}
     assert (second["part"], second["custom_id"], second["audio_s"]) == (1, None, pytest.approx(FRAME_S * 13))
-    assert (await client.get(f"{place}/parts/0/words")).json()["custom_id"] == "a"
+    assert (await client.get(f"{place}/parts/0/words")).json()["custom_id"] == LONGEST_ID
     assert (await client.get("/v1/audio/jobs/job_0/parts")).status_code == 404
 
 
@@ -191,19 +205,33 @@ async def test_a_range_of_wav_is_that_of_the_whole(client: AsyncClient) -> None:
     whole = answered.content
     assert b"trainedAlgorithmicMedia" in whole[:200]
     assert answered.headers["x-digital-source-type"].endswith("trainedAlgorithmicMedia")
-    for span, wanted in (
-        ("bytes=0-9", whole[:10]),
-        ("bytes=40-50000", whole[40:50001]),
-        ("bytes=-100", whole[-100:]),
-        ("bytes=60000-", whole[60000:]),
+    size = len(whole)
+    for span, start, end in (
+        ("bytes=0-9", 0, 10),
+        ("bytes=40-50000", 40, 50001),
+        ("bytes=-100", size - 100, size),
+        (f"bytes=-{size + 9}", 0, size),
+        ("bytes=60000-", 60000, size),
+        (f"bytes=60000-{size + 9}", 60000, size),
     ):
         answer = await client.get(place, headers={"range": span})
         assert answer.status_code == 206
-        assert answer.content == wanted
-        assert answer.headers["content-range"].endswith(f"/{len(whole)}")
-    beyond = await client.get(place, headers={"range": f"bytes={len(whole)}-"})
-    assert beyond.status_code == 416
+        assert answer.content == whole[start:end]
+        assert answer.headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
+    beyond = await client.get(place, headers={"range": f"bytes={size}-"})
+    assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
     assert (await client.get(place, headers={"range": "bytes=5-2"})).status_code == 200
+
+
+async def test_a_part_has_the_sample_rate_of_its_own_model(server: Server, client: AsyncClient) -> None:
+    job = await started(client, "One.")
+    await until(client, job, "completed")
+    work = server.manager._works[str(job["id"])]
+    other = StoredJob.described(replace(FOLLOWED, sample_rate=48_000))
+    work.job = work.job.model_copy(update={"models": {"other": other, **work.job.models}})
+    place = f"/v1/audio/jobs/{job['id']}"
+    assert (await client.get(f"{place}/parts/0")).headers["x-sample-rate"] == "24000"
+    assert refusal(await client.get(f"{place}/audio"), "code") == (409, "mixed_sample_rates")
 
 
 @pytest.mark.parametrize(("longest", "is_told"), [(1, 1), (0, 0)])
@@ -252,7 +280,10 @@ async def test_what_cannot_be_read_pauses_and_the_job_goes_on(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     ("change", "is_same"),
-    [({"fingerprint": "2"}, False), ({"name": "other"}, False), ({"fingerprint": "1", "word_times": False}, True)],
+    [
+        *(({"fingerprint": "2"}, False), ({"name": "other"}, False), ({"fingerprint": "1", "word_times": False}, True)),
+        ({}, False),  # its model is gone
+    ],
 )
 async def test_a_job_goes_on_with_its_own_model(tmp_path: Path, change: dict[str, object], is_same: bool) -> None:
     made_for = replace(FOLLOWED, fingerprint="1")
@@ -261,15 +292,17 @@ async def test_a_job_goes_on_with_its_own_model(tmp_path: Path, change: dict[str
         server.hindrance = "not yet"
         job = await started(client, "One.")
         speaker.info = replace(made_for, **change)  # type: ignore[arg-type]
+        if not change:
+            server.synthesizers.clear()
         server.hindrance = None
         reason = (await until(client, job, "completed" if is_same else "failed"))["reason"]
-        assert is_same or "Load that model, and resume" in str(reason)
+        assert is_same or ("Load that model, and resume" if change else "no longer served") in str(reason)
 
 
 async def test_the_same_key_is_the_same_job(tmp_path: Path) -> None:
     async with serving(tmp_path, Speaker(), **{"idempotency-key": "one"}) as (_, client):
-        job, again = await started(client, "One."), await started(client, "One.")
-        assert again["id"] == job["id"]
+        jobs = [*await asyncio.gather(*(started(client, "One.") for _ in range(2))), await started(client, "One.")]
+        assert len({job["id"] for job in jobs}) == 1
         assert refusal(await asked(client, "Two."), "code") == (409, "idempotency_key_reused")
 
 
@@ -346,6 +379,10 @@ async def test_a_desk_survives_a_damaged_state_and_a_restart(tmp_path: Path, mon
         server.start()
         await until(client, other, "completed")
         assert (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["status"] == "cancelled"
+        with monkeypatch.context() as away:
+            away.setattr(JobStore, "marks", Mock(side_effect=StoreFailed("away")))
+            for known, status in ((other["id"], 200), ("job_" + "0" * 24, 503)):
+                assert (await client.get(f"/v1/audio/jobs/{known}")).status_code == status
         assert (await client.delete(f"/v1/audio/jobs/{job['id']}")).status_code == 200
 
 
@@ -472,9 +509,26 @@ async def test_a_bad_segment_is_drawn_again_and_reported(speaker: Speaker, serve
     plan = server.manager._store().plan(server.manager._works[str(job["id"])].job, 0)
     speaker.reasons = {plan.parts[1].seed: FinishReason.LOOP}
     server.hindrance = None
-    told = await until(client, job, "completed")
+    with patch.object(metrics.REDRAWN, "record") as metric:
+        told = await until(client, job, "completed")
     assert told["problems"] == [{"part": 1, "segment": 0, "finish_reason": "stop", "redrawn": True}]
     assert len(speaker.requests) == 3
+    metric.assert_called_once_with(1, reason=FinishReason.LOOP, model="")
+
+
+def test_what_is_left_takes_as_long_as_this_process_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems are told in their order, also those of segments that were not drawn again."""
+    clock, segments = Clock(100.0), [MadeSegment(SegmentId(0, n), 1, FinishReason.LOOP, False) for n in range(5)]
+    job = StoredJob(id="job", owner="", created_at=0, fingerprint="", models={}, num_segments=(5,))
+    monkeypatch.setattr(work_module, "time", clock)
+    work = Work(job, JobState(), made={each.id: each for each in segments[:2]}, num_bytes=0)
+    work.begin(segments[4].id, Mock())
+    clock.now_s += 3
+    work.add(segments[4], 1)
+    work.add(segments[2], 1)
+    told = work.as_json(None, most_problems=3)
+    assert told["eta_s"] == 1.5
+    assert told["problems"] == [each.as_json() for each in segments[:3]]
 
 
 @pytest.mark.parametrize(
@@ -489,6 +543,7 @@ async def test_a_bad_segment_is_drawn_again_and_reported(speaker: Speaker, serve
         ({"inputs": [{"input": "One."}], "ref_audio": "AAAA"}, "ref_audio"),
         ({"inputs": [{"input": "One."}], "input": "no"}, "input"),
         ({"inputs": [{"input": "One.", "custom_id": 3}]}, "inputs[0].custom_id"),
+        ({"inputs": [{"input": "One.", "custom_id": LONGEST_ID + "a"}]}, "inputs[0].custom_id"),
     ],
 )
 async def test_a_mistake_is_named_and_makes_no_job(client: AsyncClient, body: dict[str, object], param: str) -> None:
@@ -614,8 +669,9 @@ async def test_a_stored_voice_speaks_by_its_vector(tmp_path: Path, clones_by_vec
 async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of jobs, and of parts whose plan has several pieces."""
     monkeypatch.setattr(planning, "_PIECE_PARTS", 3)
-    async with serving(tmp_path, Speaker()) as (server, client):
+    async with serving(tmp_path, Speaker(), JobSettings(max_jobs=3)) as (server, client):
         jobs = [await started(client, *[f"Text {number}." for number in range(size)]) for size in (1, 10, 1)]
+        assert "3 jobs (max_jobs)" in (await asked(client, "A fourth.")).text
         many = f"/v1/audio/jobs/{jobs[1]['id']}/parts"
         newest = sorted(jobs, key=lambda job: (job["created_at"], job["id"]), reverse=True)
         ids = [str(job["id"]) for job in newest]
@@ -674,18 +730,26 @@ async def test_segments_lost_together_are_made_one_by_one(tmp_path: Path, monkey
     speaker = Speaker()
     async with serving(tmp_path, speaker) as (server, client):
         await until(client, await started(client, *["Warm."] * 16), "completed")  # now it begins several at once
+        speaker.gate.clear()
+        beside = await started(client, *["Beside."] * 6)
+        await so(lambda: speaker.running == 6)
         speaker.errors = [TalkerLost("gone")] * 4
         pieces = Mock(wraps=server.manager._store().plan)
         monkeypatch.setattr(JobStore, "plan", pieces)
         job = await started(client, "One.", "Two.", "Three.", "Four.", *["More."] * 4)
         work = server.manager._works[str(job["id"])]
-        await so(lambda: len(work.suspects) == 4)
+        await so(lambda: len(work.suspects) == 4 and not work.running)
+        for _ in range(99):
+            await asyncio.sleep(0)
+        assert speaker.running == 6, "nothing else begins before what was lost"
+        speaker.gate.set()
         await so(lambda: not speaker.running)
         speaker.most_running, num_alone = 0, len(speaker.requests)
         await so(lambda: not work.suspects)
         assert speaker.most_running == 1
         assert len({request.request_id for request in speaker.requests[num_alone : num_alone + 4]}) == 4
         await until(client, job, "completed")
+        await until(client, beside, "completed")
         assert not work.failures or not any(work.failures.values())
         assert pieces.call_count == 1, "which all segments use"
 
@@ -805,10 +869,12 @@ async def test_no_place_of_the_store_is_told(tmp_path: Path, server: Server, cli
     assert str(tmp_path) not in str(told)
     whole = await started(client, "Two.")
     await until(client, whole, "completed")
-    for file in files_in(tmp_path / "segments"):
-        file.unlink()
-    answer = await client.get(f"/v1/audio/jobs/{whole['id']}/audio")
-    assert (answer.json()["error"]["code"], str(tmp_path) in answer.text) == ("voice_damaged", False)
+    [file] = files_in(tmp_path / "segments")
+    for fault, change in (("damaged", partial(file.write_bytes, file.read_bytes()[:-99])), ("missing", file.unlink)):
+        change()
+        answer = await client.get(f"/v1/audio/jobs/{whole['id']}/audio")
+        assert (answer.json()["error"]["code"], str(tmp_path) in answer.text) == ("voice_damaged", False)
+        assert answer.json()["error"]["message"].endswith(f"is {fault}")
 
 
 async def test_jobs_of_a_revoked_key_wait(tmp_path: Path) -> None:
@@ -817,11 +883,14 @@ async def test_jobs_of_a_revoked_key_wait(tmp_path: Path) -> None:
     access = AccessSettings(keys_file=file)
     async with Server(tmp_path / "store", Speaker(), access=access).client(authorization=f"Bearer {key}") as client:
         job = await started(client, "One.")
+    async with Server(tmp_path / "store", Speaker()).client() as client:
+        ownerless = await started(client, "Two.")
     revoke_keys(file, "ada")
     create_key(file, "bob")
     admin = f"Bearer {create_key(file, 'root', admin=True)}"
     async with serving(tmp_path / "store", Speaker(), access=access, authorization=admin) as (_, client):
         assert "key is named 'ada'" in str((await until(client, job, "paused"))["reason"])
+        await until(client, ownerless, "completed")
         create_key(file, "ada")
         await until(client, job, "completed")
 
@@ -845,15 +914,20 @@ async def test_jobs_expire_beside_others_and_not_by_jumps(tmp_path: Path, monkey
         old = await started(client, "One.")
         await until(client, old, "completed")
         shift["wall"] = 8 * day_s
-        await until(client, await started(client, "Two."), "completed")
+        touched = await started(client, "Two.")
+        await until(client, touched, "completed")
         assert not removes.is_set()
         shift["wall"] = 0.0
-        await until(client, await started(client, "Three."), "completed")
+        third = await started(client, "Three.")
+        await until(client, third, "completed")
+        soon_s = wall() + 8 * day_s
+        os.utime(tmp_path / "jobs" / f"{touched['id']}.json", (soon_s, soon_s))  # by another process
         shift.update(wall=8 * day_s, monotonic=8 * day_s)  # time has gone by
         await so(removes.is_set)
         await until(client, await started(client, "Four."), "completed")
         may_remove.set()
-        await so(lambda: str(old["id"]) not in server.manager._works)
+        await so(lambda: not {str(old["id"]), str(third["id"])} & server.manager._works.keys())
+        assert str(touched["id"]) in server.manager._works
 
 
 async def test_the_record_of_each_segment_is_its_own(tmp_path: Path) -> None:
@@ -865,7 +939,7 @@ async def test_the_record_of_each_segment_is_its_own(tmp_path: Path) -> None:
         job = await started(client, "Hello there. [pause 1s] Bye.")
         await so(lambda: speaker.running == 2)
         asyncio.get_running_loop().call_later(0.02, speaker.gate.set)
-        await until(client, job, "completed")
+        assert (await until(client, job, "completed"))["audio_s"] == pytest.approx(FRAME_S * 16 + 1)
     told = [entry_of(record) for record in server.records]
     assert sorted((each["characters"], each["audio_s"]) for each in told) == [(4, 0.32), (12, 0.96)]
     assert {(each["key"], each["dialect"], each["voice"], each["outcome"]) for each in told} == {

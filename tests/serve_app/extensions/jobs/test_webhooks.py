@@ -3,8 +3,9 @@
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import aiohttp
@@ -106,19 +107,23 @@ async def test_failures_are_told_and_retried_after_a_restart(tmp_path: Path, mon
 
 
 async def test_a_job_that_fails_is_told_and_calls_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_manager, "_CALL_AGAIN_S", 0.0)
+    monkeypatch.setattr(job_manager, "_CALL_AGAIN_S", 1000.0)
     monkeypatch.setattr(job_manager, "_LOOK_S", 0.01)
-    monkeypatch.setattr(job_manager, "_MOST_CALLS", 2)
+    monkeypatch.setattr(job_manager, "_MOST_CALLS", 3)
     speaker = Speaker()
     speaker.errors = [EngineError("broken")] * 3
     async with receiving() as (receiver, url), serving(tmp_path / "s", speaker, allowing(tmp_path)) as (server, client):
         receiver.answers = [web.Response(status=500) for _ in range(9)]
         job = await started(client, "One.", webhook=url)
         await until(client, job, "failed")
-        work = server.manager._works[str(job["id"])]
-        await so(lambda: work.state.called_at is not None)
-        told = (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["webhook"]
-        assert told == {"url": url, "calls": 2, "error": "the server returned 500", "delivered": False}
+        work, delays = server.manager._works[str(job["id"])], []
+        for calls in (1, 2, 3):
+            told = await until_told(client, job, calls=calls)
+            assert (work.state.called_at is not None) is (calls == 3)
+            delays.append(round((work.next_webhook_s - time.monotonic()) / 1000))
+            work.next_webhook_s = 0.0  # the time is up
+        assert delays == [1, 4, 16]
+        assert told == {"url": url, "calls": 3, "error": "the server returned 500", "delivered": False}
         assert json.loads(receiver.calls[0][0])["type"] == "audio.job.failed"
 
 
@@ -140,9 +145,11 @@ async def test_a_call_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     assert str(await webhooks.notify(url, "ada", job)).startswith("the server cannot be reached: ")
 
 
+LONGEST = "https://hooks.example.com/".ljust(2000, "x")
 URLS: list[object] = [
     *("https://other.example.com/", "https://hooks.example.com.evil.com/", "http://hooks.example.com/"),
     *("https://user:pass@hooks.example.com/", "https://hooks.example.com:port/", "file:///etc/passwd", "//[", 7),
+    *("https://hooks.example.com/#part", LONGEST + "x"),
 ]
 
 
@@ -151,6 +158,7 @@ async def test_only_hosts_of_the_settings_are_called(tmp_path: Path) -> None:
     async with server.client() as client:
         for url in URLS:
             assert refusal(await asked(client, "One.", webhook=url)) == (400, "webhook"), url
+        assert (await asked(client, "One.", webhook=LONGEST)).status_code == 201
 
 
 def test_no_host_is_called_without_settings_and_a_secret(tmp_path: Path) -> None:
@@ -159,8 +167,9 @@ def test_no_host_is_called_without_settings_and_a_secret(tmp_path: Path) -> None
             Webhooks(JobSettings()).checked(url)
     with pytest.raises(ValueError, match="webhook_secret_file"):
         JobSettings(webhook_hosts=("hooks.example.com",))
-    with pytest.raises(StartError, match="24 to 64 bytes"):
-        Webhooks(allowing(tmp_path, "c2hvcnQ="))
+    for size in (23, 24, 64, 65):
+        with pytest.raises(StartError, match="24 to 64 bytes") if size in (23, 65) else nullcontext():
+            Webhooks(allowing(tmp_path, base64.b64encode(bytes(size)).decode()))
     with pytest.raises(StartError, match="cannot be read"):
         Webhooks(allowing(tmp_path, "no base64!"))
 

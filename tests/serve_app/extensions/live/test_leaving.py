@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 import uvicorn
 from ray.serve._private.constants import RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
-from starlette.websockets import WebSocket
 
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.app import LONGEST_STREAM_S
@@ -152,38 +151,6 @@ async def test_a_turn_that_is_spoken_ends_before_its_socket_is_closed(name: str,
         assert listener.audio.endswith(WHOLE[-LAST_FRAMES:])
         assert server.synthesizer.texts == ["Hello there."]
         assert await listener.closed() == (1012, "this server is being replaced, please reconnect")
-
-
-@pytest.mark.parametrize("name", here("flux"))
-async def test_last_messages_precede_their_close(name: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the client takes it late: no text is left to speak then."""
-    row, polls = SOCKETS[name], 0
-    is_reached, may_be_sent = asyncio.Event(), asyncio.Event()
-    send, owes_speech = WebSocket.send, sockets.Connection.owes_speech.fget
-    assert owes_speech is not None
-
-    async def send_late(socket: WebSocket, message: Any) -> None:
-        if "SpeechMetadata" in message.get("text", ""):
-            is_reached.set()
-            await may_be_sent.wait()
-        await send(socket, message)
-
-    def poll(connection: sockets.Connection) -> bool:
-        nonlocal polls
-        polls += 1
-        if polls == 10:  # the server would have closed the socket by then
-            may_be_sent.set()
-        return bool(owes_speech(connection))
-
-    monkeypatch.setattr(WebSocket, "send", send_late)
-    monkeypatch.setattr(sockets.Connection, "owes_speech", property(poll))
-    server.may_go_on.set()
-    async with connected(server, row) as listener:
-        await listener.send(row.speak("Hello there."))
-        await is_reached.wait()
-        await server.end()
-        await listener.hear(ended(row))
-        assert (await listener.closed())[0] == 1012
 
 
 async def test_a_socket_on_which_nothing_is_said_is_closed_at_once(server: Server) -> None:

@@ -18,6 +18,7 @@ from deployments.serving.mailbox import read
 from serve_app.config import ApiSettings
 from serve_app.extension import Node, Opening
 from serve_app.extensions.live.extension import EXTENSION
+from serve_app.extensions.live.live_split import LiveSplit
 from serve_app.extensions.live.live_text import _IDLE_S, LiveText, LiveTexts
 from serve_app.extensions.live.mailbox_server import WrittenText
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, LivePlain, TextRules
@@ -96,6 +97,13 @@ async def test_segments_do_not_depend_on_the_cuts(texts: LiveTexts, seed: int) -
         assert await write(texts, cuts(text, seed), info) == whole
         assert len(whole) > 2
         assert max(map(len, whole)) <= info.max_segment_chars
+
+
+def test_a_word_of_a_segment_waits_for_its_end_only() -> None:
+    split, given = LiveSplit(100), 0
+    for number in range(18):
+        given += sum(map(len, split.feed("word ")))
+        assert given >= 5 * number
 
 
 async def test_segments_end_with_sentences(texts: LiveTexts) -> None:
@@ -222,23 +230,32 @@ async def test_text_that_is_too_long_is_refused_and_the_rest_spoken(texts: LiveT
 
 
 async def test_a_writer_that_falls_silent_has_finished(texts: LiveTexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time begins anew with each part."""
     monkeypatch.setattr("serve_app.extensions.live.live_text._IDLE_S", 0.05)
+    timers, later = list[asyncio.TimerHandle](), (loop := asyncio.get_running_loop()).call_later
+    monkeypatch.setattr(loop, "call_later", lambda *call: timers.append(later(*call)) or timers[-1])
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
-        live.append("Hello there")
+        for part in ("Hello ", "there"):
+            live.append(part)
+        assert [timer.cancelled() for timer in timers] == [True, True, False]
         assert await spoken(live) == ["Hello there."]
         assert live.is_taken_in
+    assert timers[2].cancelled(), "or it keeps the text in memory"
 
 
 async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "_DELAYS_S", ())
-    with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
-        live.append("Hello there.")
+    rules = TextRules("auto", paragraph_pause_s=0.1)
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG, rules=rules) as live:
+        live.append("Hello there.\n\nAnd more.")
         live.finish()
-        address = live.utterance.synthesis.mailbox
-        assert address is not None
-        assert "".join([part async for part in mailbox.read(address)]) == "Hello there."
-    with pytest.raises(TalkerLost):
-        await anext(mailbox.read(address))
+        assert await spoken(live) == ["Hello there.", "And more."]
+        requests = [live.known_segment(number) for number in range(2)]
+    for request in requests:
+        assert request is not None
+        assert request.mailbox is not None
+        with pytest.raises(TalkerLost):
+            await anext(mailbox.read(request.mailbox))
 
 
 def speak(
@@ -279,7 +296,8 @@ async def test_speech_that_ends_before_its_text_goes_on_in_another_segment(texts
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_markup_is_left_out_and_its_pauses_are_heard(texts: LiveTexts, seed: int) -> None:
-    text = '<speak><break time="1s"/>**Hello** there <break time="500ms"/>dear [you](http://x.y)!<break time="2s"/></p>'
+    text = '<speak><break time="1s"/>**Hello** there <break time="200ms"/><break time="300ms"/>dear [you](http://x.y)!'
+    text += '<break time="2s"/></p>'
     synthesizer = FakeSynthesizer(script=utterance(2))
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG, rules=TextRules("auto", spoken_form="english")) as live:
         for part in cuts(text, seed):

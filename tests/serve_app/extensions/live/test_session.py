@@ -2,12 +2,13 @@ import asyncio
 import gc
 import tracemalloc
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
 from deployments.listener import Listener
@@ -20,6 +21,7 @@ from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
+from serve_app.extensions.continuity import tails
 from serve_app.extensions.continuity.tails import Continuation, TailStore
 from serve_app.extensions.live.connection import IDLE_TIMEOUT_S, Connection
 from serve_app.extensions.live.live_text import LiveTexts
@@ -29,6 +31,7 @@ from serve_app.extensions.text.spoken_text import TextRules, read
 from serve_app.extensions.word_times.word_times import Spoken
 from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
+from tests.clock import Clock
 from tests.serve_app import fake
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
 
@@ -170,6 +173,16 @@ async def test_text_that_yields_no_speech_is_a_moment_of_silence(text: str) -> N
     assert synthesizer.requests == []
 
 
+async def test_a_foreign_name_does_not_make_a_text_foreign() -> None:
+    info, body = replace(CUSTOM_VOICE, languages=("english",)), BODY.model_copy(update={"any_language": False})
+    async with open_session(FakeSynthesizer(info, utterance()), info=info, body=body) as session:
+        session.append("Владимир Путин ")
+        for _ in range(99):
+            await asyncio.sleep(0)
+        events = await spoken(session, "was the name of the man who came home late in the evening.")
+    assert isinstance(events[-1], Done)
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n"])
 async def test_blank_text_is_no_audio_at_all(text: str) -> None:
     async with open_session(FakeSynthesizer(script=utterance())) as session:
@@ -219,6 +232,18 @@ async def test_after_clear_nothing_of_the_old_turns_follows() -> None:
     assert synthesizer.texts[-1] == "New"
 
 
+@pytest.mark.parametrize("error", [WebSocketDisconnect(), RuntimeError(), KeyError()])
+async def test_turns_that_are_not_spoken_say_why(error: Exception) -> None:
+    records, outcome = list[RequestRecord](), "cancelled" if isinstance(error, KeyError) else "client left"
+    with suppress(type(error)):
+        async with open_session(FakeSynthesizer(script=[asyncio.Event()])) as session:
+            session._handshake.record.keep = records.append
+            session.append("Hello")
+            session.flush()
+            raise error
+    assert [(record.error, record.characters) for record in records] == [(outcome, 5)]
+
+
 async def test_audio_is_of_whole_samples() -> None:
     script = [chunk(fake.tone(5001)), *utterance()]
     for audio_format, size in ((AudioFormat.PCM, 2), (AudioFormat.FLOAT, 4)):
@@ -228,10 +253,18 @@ async def test_audio_is_of_whole_samples() -> None:
 
 
 async def test_too_much_that_waits_is_refused() -> None:
-    async with open_session(FakeSynthesizer(script=[asyncio.Event()])) as session:
+    synthesizer = FakeSynthesizer(script=[asyncio.Event()])
+    async with open_session(synthesizer) as session:
         session.append("x" * MAX_UNSPOKEN_CHARS)
         with pytest.raises(InvalidRequest, match="characters wait"):
             session.append("x")
+        session.flush()
+        await synthesizer.waiting.wait()
+        session.append("x" * MAX_UNSPOKEN_CHARS)  # the first turn is being spoken
+        for _ in range(255):  # beside the first turn
+            session.flush()
+        with pytest.raises(InvalidRequest, match="256 turns"):
+            session.flush()
 
 
 async def test_chinese_clauses_come_together_without_spaces() -> None:
@@ -278,6 +311,18 @@ async def test_words_are_told_beside_the_audio_which_is_the_same(speed: float) -
     assert words_of(events) == list(zip(fake.FOLLOWED_TEXT.split(), begins[:-1], begins[1:], strict=True))
     assert audio_of(events) == audio_of(plain)
     assert [event for event in plain if isinstance(event, Words)] == []
+
+
+@pytest.mark.parametrize(("speed", "patience_s"), [(1, 3.0), (2, 1.0)])
+async def test_a_fast_listener_waits_less(monkeypatch: pytest.MonkeyPatch, speed: float, patience_s: float) -> None:
+    """Of four seconds of audio, one is kept in hand."""
+    monkeypatch.setattr(tails, "time", Clock())
+    body, delivery = BODY.model_copy(update={"speed": speed}), Delivery(AudioFormat.PCM, speed=speed)
+    async with open_session(FakeSynthesizer(script=utterance(50)), delivery, body=body) as session:
+        await spoken(session, "Hello")
+        assert session._continuation.patience_s == pytest.approx(patience_s)
+        await session.clear()
+        assert session._continuation.patience_s == 0
 
 
 async def test_a_word_is_told_no_later_than_the_next_one_sounds() -> None:
@@ -391,14 +436,18 @@ class Quiet(Connection):
         raise AssertionError
 
 
+def quiet() -> Quiet:
+    scope = {"type": "websocket", "state": {"talkray": RequestState(RequestRecord("talk", 0))}}
+    return Quiet(WebSocket(scope, *[None] * 2), None)  # type: ignore[arg-type]
+
+
 async def test_what_the_server_sends_keeps_a_socket_from_being_idle() -> None:
     """A conversation is not busy between turns: its time begins anew with each event, and only then."""
-    scope = {"type": "websocket", "state": {"talkray": RequestState(RequestRecord("talk", 0))}}
-    socket = Quiet(WebSocket(scope, *[None] * 2), None)  # type: ignore[arg-type]
-    remaining_s: list[float] = []
+    socket, remaining_s = quiet(), list[float]()
 
     async def say(event: Event) -> None:
         remaining_s.append(socket._remaining_s())
+        assert socket.owes_speech, "the server may not close the socket before the last event is sent"
         socket._active_s -= 500.0  # so much time passes
 
     async with open_session(FakeSynthesizer(script=utterance(2))) as session:
@@ -407,3 +456,19 @@ async def test_what_the_server_sends_keeps_a_socket_from_being_idle() -> None:
         await socket.pass_on(session, say)
     assert len(remaining_s) > 3
     assert all(left_s > IDLE_TIMEOUT_S - 60.0 for left_s in (*remaining_s, socket._remaining_s()))
+    assert (socket.owes_speech, socket._sessions) == (False, set())
+    socket.socket.receive = AsyncMock(return_value={"type": "websocket.receive"})  # type: ignore[method-assign]
+    before = len(asyncio.all_tasks())
+    for _ in range(9):
+        await socket._receive()
+    assert len(asyncio.all_tasks()) <= before + 1, "tasks of messages that were read"
+
+
+async def test_a_bug_closes_its_socket_which_may_be_closed_already() -> None:
+    async def fail() -> None:
+        raise KeyError
+
+    socket = quiet()
+    socket.socket.close = AsyncMock(side_effect=RuntimeError)  # type: ignore[method-assign]
+    await socket.start(fail())
+    socket.socket.close.assert_called_once_with(1011, "")

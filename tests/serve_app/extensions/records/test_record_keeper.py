@@ -2,10 +2,12 @@ import json
 import logging
 import threading
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 
-from serve_app.api.request_record import RequestRecord
+from deployments.serving import metrics
+from serve_app.api.request_record import RequestRecord, Usage
 from serve_app.extensions.records import record_keeper
 from serve_app.extensions.records.record_keeper import RecordKeeper, RequestLines
 
@@ -31,13 +33,6 @@ class Sink:
         self.flushed.set()
         if self._error is not None:
             raise self._error
-
-
-def test_records_are_handed_on_while_the_replica_goes_on() -> None:
-    keeper = RecordKeeper([sink := Sink()])
-    keeper.receive(record("one"))
-    assert sink.taken.wait(30)
-    keeper.close()
 
 
 def test_a_line_is_in_its_file_at_once(tmp_path: Path) -> None:
@@ -86,6 +81,10 @@ def test_a_sink_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(record_keeper, "FLUSH_S", 0.0)
     keeper = RecordKeeper([sink := Sink(ValueError("no sink"))])
     assert sink.flushed.wait(30)
-    keeper.receive(record("one"))
+    told = Mock()
+    monkeypatch.setattr(metrics.STAGES, "record", told)
+    usage = Usage(marks=(("received", 10**9), ("request", 10**9 + 5 * 10**6), ("codec", 3 * 10**9)))
+    keeper.receive(RequestRecord("one", 0, usage=usage))
     assert sink.taken.wait(30)
     keeper.close()
+    assert told.call_args_list == [call(0.005, stage="request"), call(1.995, stage="codec")]

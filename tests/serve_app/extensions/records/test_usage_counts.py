@@ -103,10 +103,11 @@ def test_rows_are_bounded_and_nothing_is_left_out() -> None:
 
 def test_counters_have_bounded_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, str]] = []
-    monkeypatch.setattr(metrics.USED["characters"], "record", lambda count, **tags: told.append(tags))
+    monkeypatch.setattr(metrics.USED["characters"], "record", lambda count, **tags: told.append(tags | {"": count}))
     book = UsageBook(None, time.time)
     for number in range(400):
         book.receive(spoken(voice=f"voice {number}"))
-    assert told[0] == {"key": "ada", "voice": "voice 0", "dialect": "OpenAI", "model": "m"}
+    assert told[0] == {"key": "ada", "voice": "voice 0", "dialect": "OpenAI", "model": "m", "": 12}
+    assert {tags[""] for tags in told} == {12}, "what is new, not the sum"
     assert len({tags["voice"] for tags in told}) == 201
     assert told[-1]["voice"] == OTHERS

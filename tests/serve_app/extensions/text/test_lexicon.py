@@ -25,6 +25,7 @@ def respelled(text: str, cuts: list[int] | None = None) -> str:
         ("nginx NGINX Nginx", "engine x engine x engine x"),
         ("New York, New Yorker, New", "the city, knew Yorker, knew"),
         ("この漢字です", "このかんじです"),
+        ("SQL漢字、漢字nginx", "sequelかんじ、かんじengine x"),
         ("C++ or c++?", "see plus or see plus?"),
         ("", ""),
     ],
@@ -60,7 +61,7 @@ def test_what_is_no_respelling_is_refused_by_name(words: dict[str, str], reason:
 
 
 def test_pls_goes_out_and_comes_in() -> None:
-    words = {"SQL": "sequel", "R&D": "<are and dee>"}
+    words = {"SQL": "sequel", "R&D": "<are and dee>", "w" * 80: "x" * 200}
     assert from_pls(to_pls(words.items(), "en-GB").encode(), "file") == words
 
 
@@ -83,10 +84,3 @@ LEXICON = '<lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation
 def test_a_file_that_is_no_lexicon_of_aliases_is_refused(content: str, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         from_pls(content.encode(), "file")
-
-
-def test_one_lexicon_over_another() -> None:
-    below, above = Lexicon({"a": "1", "b": "2"}), Lexicon({"b": "3"})
-    assert above.over(below).words == {"a": "1", "b": "3"}
-    assert Lexicon.EMPTY.over(below) is below
-    assert above.over(Lexicon.EMPTY) is above

@@ -162,7 +162,12 @@ async def test_a_rate_changes_its_part_and_the_times_of_its_words() -> None:
         ("a <b>c</i>", 8, "mismatched tag"),
         ("a & b", 3, "not well-formed"),
         ('äö <break time="soon"/>', 3, "break time 'soon'"),
+        ('<break time="10001ms"/>', 0, "break time '10001ms'"),
+        ('<break strength="bold"/>', 0, "break strength 'bold'"),
         ('x <prosody rate="never">y</prosody>', 2, "prosody rate 'never'"),
+        ('<prosody rate="24%">y</prosody>', 0, "prosody rate '24%'"),
+        ('<prosody rate="4.1">y</prosody>', 0, "prosody rate '4.1'"),
+        ("<say-as>x</say-as>", 0, "say-as requires an interpret-as"),
         ('<phoneme alphabet="ipa" ph="x">y</phoneme>', 0, "phonemes are not supported"),
         ("<sub>x</sub>", 0, "sub requires an alias"),
         ("<!DOCTYPE a><a/>", 2, "not well-formed"),
@@ -179,6 +184,8 @@ def test_bad_ssml_is_an_error_that_says_where(text: str, place: int, reason: str
 def test_what_ssml_has_no_effect_is_told() -> None:
     text = '<?xml version="1.0"?><speak><emphasis>a</emphasis> <prosody pitch="low" rate="slow">b</prosody>'
     spoken = read(text + '<say-as interpret-as="date">5</say-as></speak>', TextRules("ssml"))
+    for limit in ('<prosody rate="25%">a</prosody>', '<prosody rate="4">a</prosody>', '<break time="10s"/>a'):
+        assert not read(limit, TextRules("ssml")).left_out
     assert set(spoken.left_out) == {"comment", "tag emphasis", "prosody pitch", "say-as date"}
     assert spoken.text == "a b 5."
 

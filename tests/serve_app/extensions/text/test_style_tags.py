@@ -86,6 +86,7 @@ TABLE: dict[str, tuple[str, StyleRules, list[tuple[str, str]], dict[str, int]]] 
     "no-end": ('A <emotion value="sad" b.', FOLLOWER, [("A b.", "")], {OPEN: 1}),
     "no-quote": ('A <emotion value="sad>b.', FOLLOWER, [("A b.", "")], {OPEN: 1}),
     # Limits.
+    "longest": (f'<emotion value="{LONG[1:]}"/> b', FOLLOWER, [("b", LONG[1:])], {}),
     "too-long": (f'{SAD} A <emotion value="{LONG}"/> b', FOLLOWER, [("A", "sad"), ("b", "")], {
         f"style label beyond {MAX_LABEL_CHARS} characters": 1,
     }),

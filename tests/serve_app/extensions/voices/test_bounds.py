@@ -15,7 +15,6 @@ from pydantic.fields import FieldInfo
 
 import serve_app.api.access
 from serve_app.extensions import BUILT_IN
-from serve_app.extensions.voices.stored_voice import StoredVoice
 
 KEEPING = [f"serve_app.extensions.{name}" for name in ("voices", "jobs", "records") if name in BUILT_IN]
 STORED = (*map(importlib.import_module, KEEPING), serve_app.api.access)
@@ -87,12 +86,3 @@ def test_every_bound_of_a_record_is_documented(record: type[Any]) -> None:
             [row] = rows
             entry = next((part for part in row.split("|")[2].split(";") if f"`{name}`" in part), "")
             assert re.search(rf"(?<![\d,]){most:,}(?!\d|,\d)", entry), f"{record.__name__}.{name}: no {most:,} in {row}"
-
-
-def test_what_has_no_bound_is_found() -> None:
-    class Loose(BaseModel):
-        texts: Annotated[tuple[str, ...], "many"] = ()
-        words: dict[str, Annotated[bytes, FieldInfo(annotation=bytes)]] | None = None
-
-    assert [list(bounds(hint)) for _, hint in hints(Loose)] == [[None, None], [None, None, None]]
-    assert StoredVoice in records()

@@ -215,9 +215,11 @@ def test_marks_and_spaces_take_no_time() -> None:
     assert reading_time_s("ﾃｽﾄ") == reading_time_s("テスト") == pytest.approx(0.39)
 
 
-@pytest.mark.parametrize(("errors", "flaw"), [(8, {}), (9, {"other_words": "warning"})])
-def test_words_that_a_recogniser_hears(errors: int, flaw: dict[str, str]) -> None:
-    assert found(speech(), heard=HeardWords("Hello from here", errors, 20)) == flaw
+@pytest.mark.parametrize(
+    ("errors", "words", "flaw"), [(8, 20, {}), (9, 20, {"other_words": "warning"}), (3, 0, {"other_words": "warning"})]
+)
+def test_words_that_a_recogniser_hears(errors: int, words: int, flaw: dict[str, str]) -> None:
+    assert found(speech(), heard=HeardWords("Hello from here", errors, words)) == flaw
 
 
 def test_what_is_heard_stands_in_for_no_transcript() -> None:
@@ -243,19 +245,9 @@ def test_preparation_trims_levels_and_appends_silence() -> None:
     assert after.loudness_lufs == pytest.approx(LOUDNESS_LUFS, abs=0.3)
     assert after.peak_dbfs <= PEAK_DBFS + 0.01
     assert after.speech_s == pytest.approx(result.measures.speech_s, abs=0.03)
-    assert len(result.changes) == 4
-
-
-def test_what_is_left_is_louder_and_otherwise_the_same() -> None:
-    data = file_of(np.concatenate([np.zeros(RATE, np.float32), speech()]))
-    sent, _ = decode_file(data, "clip")
-    result = check_recording(data, field="clip", transcript=SAID, heard=None, prepare="auto")
-    kept = slice(RATE // 10, result.audio.size - RATE)  # without the fades and the silence
-    start = round((result.measures.lead_s - 0.1) * RATE)
-    left = sent[start:][kept]
-    gain = np.linalg.norm(result.audio[kept]) / np.linalg.norm(left)
-    assert gain == pytest.approx(10 ** ((LOUDNESS_LUFS - result.measures.loudness_lufs) / 20), rel=1e-4)
-    np.testing.assert_allclose(result.audio[kept], left * gain, atol=1e-5)
+    assert [change.split()[0] for change in result.changes] == ["Cut", "Cut", "Made", "Appended"]
+    assert result.changes[2].endswith(" dB louder.")
+    assert checked(speech() * np.float32(1.9)).changes[-2].endswith(" dB quieter.")
 
 
 def test_a_peak_keeps_it_quieter() -> None:
@@ -266,24 +258,9 @@ def test_a_peak_keeps_it_quieter() -> None:
     assert measure(result.audio, RATE).loudness_lufs < LOUDNESS_LUFS - 5
 
 
-def test_a_second_preparation_changes_next_to_nothing() -> None:
-    once = checked(np.pad(speech(), RATE)).audio
-    twice = checked(once).audio
-    assert abs(twice.size - once.size) <= 0.04 * RATE
-    assert measure(twice, RATE).loudness_lufs == pytest.approx(measure(once, RATE).loudness_lufs, abs=0.1)
-
-
 def test_a_prepared_recording_of_the_greatest_length_can_still_be_read() -> None:
     audio = np.resize(np.concatenate([demo()[: 8 * RATE], np.zeros(RATE // 4, np.float32)]), 30 * RATE)
     result = checked(audio)
     assert "up to the limit of 30 s" in result.changes[-1]
     again, _ = decode_file(file_of(result.audio), "clip")
     assert again.size == result.audio.size <= 30 * RATE
-
-
-@pytest.mark.parametrize("container", ["FLAC", "WAV", "MP3"])
-def test_unprepared_samples_stay_as_they_are(container: str) -> None:
-    data = file_of(np.pad(speech(), RATE), container=container)
-    result = check_recording(data, field="clip", transcript=None, heard=None, prepare="none")
-    np.testing.assert_array_equal(result.audio, decode_file(data, "clip")[0])
-    assert result.changes == ()

@@ -97,7 +97,9 @@ def test_words_are_compared_where_a_recogniser_is_installed(recording: Path, mon
     result = check(recording, "--text", SAID, "--language", "de-AT")
     assert result.exit_code == 0, result.output
     assert "A recogniser hears 9 of 9 words differently: [red]Good evening" in result.output
+    check(recording)
     assert commands[0][-4:] == [f"--transcript={SAID}", "--language=de-AT", "--", str(recording)]
+    assert commands[1][-4:] == ["--transcript=", "--language=", "--", str(recording)]
 
 
 def test_a_recogniser_that_fails_is_an_error(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,17 +24,20 @@ def recording(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_voice_from_its_first_to_its_last_day(tmp_path: Path, recording: str) -> None:
+def test_a_voice_from_its_first_to_its_last_day(
+    tmp_path: Path, recording: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = tmp_path / "store"
     voice_id = run(store, "add", "ada", recording, "--text", "Hiss.", "--owner", "lab").split()[0]
     run(store, "add", "ada", recording, "--style", "cheerful")
     listed = run(store, "list")
     assert "of lab  neutral 1.0 s, cheerful 1.0 s" in listed
     assert '"text": "Hiss."' in run(store, "show", voice_id)
-    run(store, "rename", "ada", "grace")
-    file = tmp_path / "grace.voice"
-    run(store, "export", "grace", "-o", str(file))
-    assert "deleted" in run(store, "remove", "grace")
+    run(store, "rename", "ada", "gr/ace")
+    file = tmp_path / "gr_ace.voice"
+    monkeypatch.chdir(tmp_path)
+    run(store, "export", "gr/ace")
+    assert "deleted" in run(store, "remove", "gr/ace")
     assert run(store, "list") == ""
     other = tmp_path / "other"
     assert run(other, "import", str(file), "--owner", "ada").startswith(voice_id)

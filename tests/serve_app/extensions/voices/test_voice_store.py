@@ -14,8 +14,9 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from deployments.errors import NotFound, StartError
+from deployments.errors import InvalidRequest, NotFound, StartError
 from deployments.protocol import ClonePrompt
+from serve_app.extensions.voices import stored_voice
 from serve_app.extensions.voices.stored_voice import StoredVoice, Take, new_id, new_version, now, packed, unpack
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed, VoiceStore, default_folder, folder_of
 from tests.serve_app.extensions.voices.speakers import files_in
@@ -127,9 +128,10 @@ def test_a_flipped_bit_is_noticed(folder: Path, store: VoiceStore, record: Store
     [file] = files_in(folder / what)
     content = bytearray(file.read_bytes())
     content[-20] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(Damaged, match="damaged"):
-        store.read(f"voices/{record.id}.json") if what == "voices" else store.recording(record, record.takes[0])
+    for damaged in (bytes(content), b"[]", b"{}", b""):
+        file.write_bytes(damaged)
+        with pytest.raises(Damaged, match="damaged"):
+            store.read(f"voices/{record.id}.json") if what == "voices" else store.recording(record, record.takes[0])
 
 
 def test_a_damaged_derived_file_is_made_anew(folder: Path, store: VoiceStore, record: StoredVoice) -> None:
@@ -177,10 +179,11 @@ def test_what_dead_writers_left_is_swept(
     store.write(orphan, orphans)
     (folder / "voices" / f"{orphan.id}.json").unlink()  # as a death in the middle of `remove` leaves it
     (folder / "audio" / record.id / ".half.new").write_bytes(b"half")
+    store.put("audio/lost+found/other.flac", b"of no record")
     assert store.sweep(time.time()) == 0  # it may be being written
     for file in folder.rglob("*"):
         os.utime(file, (0, 0))
-    assert store.sweep(time.time()) == 2
+    assert store.sweep(time.time()) == 3
     assert store.recording(record, record.takes[0])
     assert {file.name for file in files_in(folder)} == {f"{record.id}.json", f"{record.takes[0].sha256}.flac"}
     for file in folder.rglob("*"):
@@ -212,7 +215,7 @@ def test_where_voices_lie_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert default_folder() == Path("/data/talkray/voices")
 
 
-def test_one_file_carries_a_voice(tmp_path: Path) -> None:
+def test_one_file_carries_a_voice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, files = voice()
     file = tmp_path / "ada.voice"
     file.write_bytes(b"".join(packed(record, lambda take: files[take.sha256])))
@@ -220,6 +223,10 @@ def test_one_file_carries_a_voice(tmp_path: Path) -> None:
     content = file.read_bytes()
     file.write_bytes(content.replace(b"adaada", b"adaadb", 1))
     with pytest.raises(Exception, match=r"damaged|not a voice file"):
+        unpack(file)
+    monkeypatch.setattr(stored_voice, "_LARGEST_PART", 998)  # the recording has 999 bytes
+    file.write_bytes(content)
+    with pytest.raises(InvalidRequest, match="flac is larger than 998 bytes"):
         unpack(file)
 
 
