@@ -15,7 +15,7 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.plain_slots import PlainSlots
 from deployments.codec.slots import CODE_RING
-from deployments.errors import Overloaded
+from deployments.errors import EngineError, Overloaded
 from deployments.protocol import ALL_FRAMES, ClonePrompt, Codes, FrameChunk, Pcm, Reference
 from deployments.recording_cache import VOICE_BYTES
 from deployments.talker.audio import audio_stream, audio_streams
@@ -92,9 +92,11 @@ def test_audio_stays_until_the_host_has_its_codes(audio: AudioStreams, decoder: 
 
 @pytest.mark.parametrize(("known", "heard"), [(6, None), (6, 6), (9, 4), (3, 0), (99, 98)])
 def test_a_resumed_stream_goes_on(audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None) -> None:
-    codes = random_codes(104)
+    codes, others = random_codes(104), random_codes(3, seed=1)
+    audio.open(0, None, num_frames=1)  # it gets more frames than it wants
     audio.open(1, codes[:known], num_delivered=heard, num_frames=12)
-    pcm = feed(audio, {1: codes[known:]})[1]
+    other_pcm, pcm = feed(audio, {0: others, 1: codes[known:]}).values()
+    assert_close(other_pcm, whole(decoder, others[:1]))
     begin = known if heard is None else heard
     expected = whole(decoder, codes)[begin * decoder.frame_samples :][: 12 * decoder.frame_samples]
     assert_close(pcm, expected)
@@ -125,10 +127,10 @@ def test_slots_are_used_again_also_after_leaving(audio: AudioStreams, decoder: C
 
 @dataclass
 class PendingFlight:
-    pcm: list[Pcm]
+    pcm: list[Pcm | EngineError]
     done: bool = False
 
-    def result(self) -> list[Pcm]:
+    def result(self) -> list[Pcm | EngineError]:
         self.done = True
         return self.pcm
 
@@ -161,6 +163,8 @@ class FakeSlots:
 
     def write(self, slots: list[int], positions: list[int], codes: Tensor) -> None:
         assert len(slots) == len(positions) == len(codes)
+        for slot, position in zip(slots, positions, strict=True):
+            assert position - sum(frames for called, frames in self.calls if slot in called) < CODE_RING
 
     def decode(self, slots: list[int], frames: int) -> PendingFlight:
         self.calls.append((list(slots), frames))
@@ -294,6 +298,8 @@ def add_frames(audio: AudioStreams, stream: int, frames: int) -> None:
 def test_streams_with_time_wait_for_each_other(slots: FakeSlots) -> None:
     audio = playing(slots, 12)
     add_frames(audio, 0, 12)
+    add_frames(audio, 2, 5)
+    assert audio.finish(2)  # it wants a shorter call
     assert slots.calls == []
     add_frames(audio, 1, 12)
     assert slots.shapes == [(2, 12)]
@@ -395,11 +401,35 @@ def test_a_known_recording_is_not_heard_again(slots: FakeSlots, faked: AudioStre
     assert clone(two) is None
 
 
+def test_a_stream_that_cannot_be_decoded_fails_alone(
+    slots: FakeSlots, faked: AudioStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a call, or in the recall of its recording. Who has left is not told."""
+    error = EngineError("not finite")
+    for number in (0, 1):
+        faked.open(number, None, num_frames=ALL_FRAMES)
+    faked.add_frames([0, 1], frames_of(2))
+    slots.decode_calls[0].pcm[0] = error
+    assert land(slots, faked) == [1]
+    monkeypatch.setattr(slots, "recall", Mock(side_effect=error))
+    for number in (2, 3):
+        faked.open(number, None, num_frames=ALL_FRAMES, recording=random_codes(30))
+    faked.close(3)
+    assert (faked.has_audio, faked.is_idle, faked.is_pending(0)) == (True, False, True)
+    assert faked.take_failures() == [(0, error), (2, error)]
+    faked.add_frames([0, 1, 2], frames_of(3))
+    assert [faked.is_pending(number) for number in range(3)] == [False, True, False]
+    assert faked.take_failures() == []
+    assert not faked.has_audio
+    faked.check_integrity()
+
+
 def test_a_slot_never_holds_more_codes_than_fit(slots: FakeSlots, faked: AudioStreams) -> None:
+    """Neither of frames as they are made, nor of those that exist when it begins."""
     faked.open(0, None, num_frames=ALL_FRAMES)
-    for pushed in range(1, 2 * CODE_RING):
+    for _ in range(2 * CODE_RING):
         faked.add_frames([0], frames_of(1))
-        assert pushed - sum(frames for _, frames in slots.calls) < CODE_RING
+    faked.open(1, random_codes(2 * CODE_RING), num_delivered=CODE_RING, num_frames=ALL_FRAMES)
 
 
 @pytest.mark.parametrize("frames", [0, 1, 6, 14, ALL_FRAMES])

@@ -11,7 +11,7 @@ from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ClonePrompt, Reference, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.talker.engine.engine import Engine
-from deployments.talker.process.channel import Abort, Append, Command, Submit
+from deployments.talker.process.channel import Abort, Append, Command, Forget, Submit
 from deployments.talker.process.engine_process import InputPreparation
 from tests.deployments.talker.driving import Encoding, Recordings, ask, chunks_of, speak
 
@@ -85,8 +85,9 @@ def test_a_vector_alone_does_not_replace_codes(engine: Engine) -> None:
 
 
 def test_a_request_that_is_aborted_leaves_at_once(engine: Engine) -> None:
-    preparation, commands = InputPreparation(engine), list[Command]([Submit(1, IN_CONTEXT), Abort(1)])
-    assert preparation.due(commands) == [Abort(1)]
+    """And what concerns all requests waits for none."""
+    preparation, commands = InputPreparation(engine), list[Command]([Submit(0, IN_CONTEXT), Forget(()), Abort(0)])
+    assert preparation.due(commands) == [Forget(()), Abort(0)]
     assert not preparation
 
 
