@@ -238,6 +238,18 @@ def test_readings_beside_a_prompt_with_all_text(following: Engine) -> None:
     assert readings[-1][1] > 0
 
 
+@pytest.mark.parametrize("text", ["Hello?!", "Hello there. " * 9 + "Hello?!"])
+def test_marks_at_the_end_are_found_in_any_text(following: Engine, text: str) -> None:
+    sequence = following.intake.prepare(0, ask(text))
+    assert sequence is not None
+    following.add(1, live(at_once()))
+    following.append_text(1, text, is_last=True)
+    written = following.scheduler.find(1)
+    assert written is not None
+    assert sequence.progress.num_unspoken == written.progress.num_unspoken == 2
+    following.abort(1)
+
+
 def test_estimates_learn_from_speech(tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(tiny_checkpoint("CustomVoice"), CONFIG)
     before = follow(engine, at_once(frames=6))

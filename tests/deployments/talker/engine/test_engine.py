@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,16 @@ from torch import Tensor, nn
 from deployments.config import TalkerConfig
 from deployments.embedded_voice.cpu_networks import CpuNetworks
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
-from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Reference, Sampling, SynthesisRequest
+from deployments.protocol import (
+    ALL_FRAMES,
+    Codes,
+    FinishReason,
+    FrameChunk,
+    Progress,
+    Reference,
+    Sampling,
+    SynthesisRequest,
+)
 from deployments.recording_cache import Lookups
 from deployments.talker.engine import engine as engine_module
 from deployments.talker.engine import outgoing
@@ -32,6 +42,7 @@ from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.runner.model_runner import ModelRunner, QueuedStep
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sequence import Sequence
+from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import GREEDY, Spoken, ask, chunks_of, drain, resumed, speak, speak_all
 from tests.deployments.talker.test_fine_tuned import made
@@ -292,10 +303,12 @@ def test_a_full_line_is_overload(checkpoint: Path) -> None:
     engine = build_engine(checkpoint, CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
     for number in range(2):
         engine.add(number, ask())
-    with pytest.raises(Overloaded):
-        engine.add(2, ask())
-    engine.add(3, ask(continues=True))
-    assert sorted(drain(engine)) == [0, 1, 3]
+    engine.add(2, ask(background=True))
+    for refused in (ask(), ask(background=True, continues=True)):  # no listener waits for a job
+        with pytest.raises(Overloaded):
+            engine.add(3, refused)
+    engine.add(4, ask(continues=True))
+    assert sorted(drain(engine)) == [0, 1, 2, 4]
 
 
 def test_coming_and_leaving_disturbs_none(engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,9 +489,14 @@ def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypat
     assert engine.is_idle
 
 
-def test_a_prefill_that_loses_the_device_ends_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("errors_before", [[], [ValueError("tripped")]])
+def test_a_prefill_that_loses_the_device_ends_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, errors_before: list[Exception]
+) -> None:
+    """Together, or once its sequences are tried alone."""
+    lost = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     with monkeypatch.context() as patch:
-        trip(patch, engine.runner, {1}, torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+        patch.setattr(engine.runner, "prefill", Mock(side_effect=[*errors_before, lost]))
         engine.add(1, ask())
         with pytest.raises(torch.AcceleratorError):
             engine.step()
@@ -543,6 +561,22 @@ def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatc
     assert [(number, type(error)) for number, error in failures.items()] == [(1, Overloaded)]
 
 
+def test_the_decoder_is_told_who_listens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And until when the listener of a stream that goes on here has audio from elsewhere."""
+    told: dict[int, object] = {}
+    monkeypatch.setattr("deployments.listener.time", Clock(9.0))
+    monkeypatch.setattr(
+        engine.audio,
+        "open",
+        lambda number, *_, **options: told.update({number: (options["background"], options["due_s"])}),
+    )
+    goes_on = replace(ask(frames=3), resume=Progress(speak(engine, ask(frames=1)).codes, 1920, in_hand_s=5.0))
+    for number, request in enumerate((ask(frames=2), ask(frames=2, background=True), goes_on), start=1):
+        engine.add(number, request)
+    drain(engine)
+    assert told == {0: (False, None), 1: (False, None), 2: (True, math.inf), 3: (False, 14.0)}
+
+
 def test_a_stream_handed_over_after_its_last_codes_gets_its_last_audio(checkpoint: Path) -> None:
     engine = build_engine(checkpoint, CONFIG)
     request = ask("Short.", frames=6, ignore_eos=True)
@@ -592,5 +626,8 @@ def test_a_text_is_refused_by_its_bytes(engine_of: Kinds, name: str, monkeypatch
     with pytest.raises(InvalidRequest) as caught:
         engine.add(0, request)
     assert (caught.value.code, engine.intake.long_texts(request)) == ("context_length_exceeded", [])
+    monkeypatch.setattr("deployments.talker.engine.intake._LONG_CHARS", 150)
+    long = "word " * 40
+    assert engine.intake.long_texts(ask(long, following=("Short.", long))) == [long, long]
     assert max(seen, default=0) < 1000
     assert engine.is_idle

@@ -11,6 +11,7 @@ from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ClonePrompt, Reference, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.startup import warm_up
 from deployments.talker.process.channel import Abort, Append, Command, Forget, Submit
 from deployments.talker.process.engine_process import InputPreparation
 from tests.deployments.talker.driving import Encoding, Recordings, ask, chunks_of, speak
@@ -89,6 +90,12 @@ def test_a_request_that_is_aborted_leaves_at_once(engine: Engine) -> None:
     preparation, commands = InputPreparation(engine), list[Command]([Submit(0, IN_CONTEXT), Forget(()), Abort(0)])
     assert preparation.due(commands) == [Forget(()), Abort(0)]
     assert not preparation
+
+
+def test_a_warm_up_is_no_lookup(engine: Engine) -> None:
+    warm_up(engine)
+    assert len(started(engine)) > 0
+    assert [cache.take_lookups() for cache in (engine.prompts.speakers, engine.prompts.references)] == [Lookups()] * 2
 
 
 def test_an_engine_that_is_asked_directly_waits(engine: Engine) -> None:
