@@ -16,14 +16,13 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.plain_slots import PlainSlots
 from deployments.codec.slots import CODE_RING
 from deployments.errors import EngineError, Overloaded
-from deployments.protocol import ALL_FRAMES, ClonePrompt, Codes, FrameChunk, Pcm, Reference
+from deployments.protocol import ALL_FRAMES, ClonePrompt, Codes, Pcm, Reference
 from deployments.recording_cache import VOICE_BYTES
 from deployments.talker.audio import audio_stream, audio_streams
 from deployments.talker.audio.audio_stream import AudioStream
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.state.sequence import Sequence
 from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Recordings, ask, chunks_of, resumed, speak
@@ -442,28 +441,6 @@ def test_the_engine_sends_audio_beside_the_codes(engine: Engine, decoder: CodecD
     assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
-def test_no_audio_is_sent_before_its_codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The audio is made before the engine looks for the codes, which it takes only then."""
-    sent, take, append = list[FrameChunk](), engine.outgoing.take, engine.step_maker._append_frames
-
-    def taken(find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
-        chunks = take(find)
-        sent.extend(chunk for _, chunk in chunks)
-        return chunks
-
-    def take_and_append(sequences: list[Sequence], frames: Codes) -> None:
-        taken(engine.scheduler.find)
-        append(sequences, frames)
-
-    monkeypatch.setattr(engine.outgoing, "take", taken)
-    monkeypatch.setattr(engine.step_maker, "_append_frames", take_and_append)
-    chunks_of(engine, replace(ask(frames=14, ignore_eos=True), gpu_frames=ALL_FRAMES))
-    codes = np.cumsum([len(chunk.codes) for chunk in sent])
-    samples = np.cumsum([len(chunk.pcm) // 2 for chunk in sent])
-    assert (samples <= codes * engine.info.frame_samples).all()
-    assert (codes[-1], samples[-1]) == (14, 14 * engine.info.frame_samples)
-
-
 @pytest.fixture(scope="module")
 def base(tiny_checkpoint: Callable[[str], Path]) -> Path:
     return tiny_checkpoint("Base")
@@ -500,20 +477,6 @@ def test_a_clone_continues_its_recording(cloning: Engine, base: Path, behind: in
         chunks = chunks_of(cloning, replace(request, gpu_frames=ALL_FRAMES))
         assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[behind:])
         assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
-
-
-def test_a_clone_by_its_prompt_sounds_the_same(cloning: Engine, base: Path) -> None:
-    reference = Reference(RECORDING[:9600], "Said.")
-    request = replace(ask(frames=14, voice=None, ignore_eos=True, reference=reference), gpu_frames=ALL_FRAMES)
-    chunks = chunks_of(cloning, request)
-    (prompt,) = [chunk.clone_prompt for chunk in chunks if chunk.clone_prompt is not None]
-    lean = replace(request, reference=replace(reference, audio=None, prompt=prompt))
-    again = chunks_of(build_engine(base, CONFIG), lean)
-    assert np.array_equal(np.concatenate([c.codes for c in again]), np.concatenate([c.codes for c in chunks]))
-    pcm = np.frombuffer(b"".join(chunk.pcm for chunk in chunks), np.int16)
-    assert_close(b"".join(chunk.pcm for chunk in again), pcm)
-    assert prompt.codes is not None
-    assert all(chunk.clone_prompt is None for chunk in again)
 
 
 def test_the_engine_forgets_the_audio_of_who_leaves(engine: Engine) -> None:

@@ -71,9 +71,10 @@ def test_a_talker_that_makes_no_audio_has_no_codec_on_its_gpu(tmp_path: Path, mo
 
 
 def test_an_engine_is_built_as_its_settings_say(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, load_audio = list[int](), startup._load_audio
+    threads, asked, load_audio = list[int](), list[object](), startup._load_audio
 
     def load(*args: Any, **options: bool) -> AudioStreams:
+        asked.append(options)
         audio = load_audio(*args, **options)
         audio.precision = "float16"
         return audio
@@ -81,7 +82,8 @@ def test_an_engine_is_built_as_its_settings_say(checkpoint: Path, monkeypatch: p
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setattr(startup, "_load_audio", load)
     sizes = {"max_num_seqs": 3, "max_num_waiting": 5, "max_model_len": 500}
-    engine = build_engine(checkpoint, TalkerConfig(device="cpu", threads=2, **sizes))
+    engine = build_engine(checkpoint, TalkerConfig(device="cpu", threads=2, **sizes), makes_audio=False)
+    assert asked == [{"makes_audio": False}]
     assert (threads, engine.info.codec_precision) == ([2], "float16")
     assert (engine.scheduler.max_num_seqs, engine.scheduler.max_num_waiting) == (3, 5)
     assert engine.scheduler.blocks.num_blocks == 3 * 32 + 1  # the last block of each need not be full

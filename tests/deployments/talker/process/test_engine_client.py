@@ -4,7 +4,6 @@ import asyncio
 import math
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -30,11 +29,9 @@ from deployments.recording_cache import Lookups
 from deployments.serving import mailbox
 from deployments.talker import deployment
 from deployments.talker.deployment import TalkerReplica
-from deployments.talker.engine import startup
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.process import channel, engine_client
-from deployments.talker.process import engine_process as process
 from deployments.talker.process.engine_client import EngineClient, _next_chunk
 from serve_app.extensions.live.mailbox_server import MailboxServer, WrittenText
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -165,29 +162,6 @@ async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str,
 
 async def _first_frame(stream: AsyncIterator[FrameChunk]) -> FrameChunk:
     return await anext(chunk async for chunk in stream if len(chunk.codes))
-
-
-@pytest.mark.parametrize("makes_audio", [True, False])
-def test_makes_audio_reaches_the_codec_decoder(model: str, makes_audio: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(command: list[str], **_: object) -> None:
-        raise RuntimeError(*command[4:])
-
-    answers: list[bool] = []
-
-    def load_audio(*_: object, makes_audio: bool) -> None:
-        answers.append(makes_audio)
-        raise EngineError("this is enough")
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    ours, replica, engine = socket.socketpair(), *socket.socketpair()
-    monkeypatch.setattr(socket, "socketpair", lambda: ours)
-    monkeypatch.setattr(startup, "_load_audio", load_audio)
-    monkeypatch.setenv("TRITON_CACHE_DIR", "unused")  # else the process sets it for good
-    with ours[0], pytest.raises(RuntimeError, match="max_num_seqs") as started:
-        TalkerReplica(model, SMALL, makes_audio=makes_audio)
-    with replica, pytest.raises(EngineError, match="this is enough"):
-        process.main(engine.detach(), *started.value.args)
-    assert answers == [makes_audio]
 
 
 def test_a_checkpoint_that_does_not_load_fails_the_constructor(model: str, tmp_path: Path) -> None:
@@ -350,7 +324,7 @@ async def test_a_replica_has_what_its_settings_say(
 
     for name, replacement in (("attach", attach), ("_await_ready", lambda client: info), ("is_alive", True)):
         monkeypatch.setattr(EngineClient, name, replacement)
-    monkeypatch.setattr(subprocess, "Popen", Mock())
+    monkeypatch.setattr(subprocess, "Popen", started := Mock())
     monkeypatch.setattr(deployment.ray_metrics, "install", lambda name, *, pool: labels.append((name, pool)))
     monkeypatch.setattr(deployment.StartNotes, "sleep", lambda notes, is_asleep: told.append(is_asleep))
     config = TalkerConfig(keep_alive_s=keep_alive_s)
@@ -359,6 +333,8 @@ async def test_a_replica_has_what_its_settings_say(
     talker._engine._change(lambda process: None, to_sleep=False)
     await talker.check_health()
     assert talker._engine._keep_alive_s == keep_alive_s
+    start = channel.EngineStart(model="m", config=config, makes_audio=True)
+    assert channel.EngineStart.model_validate_json(started.call_args.args[0][-1]) == start
     assert (labels, told, len(attached)) == ([("base", "talker")], [True, False], keep_alive_s is not None)
     assert fed == [("codec_precision", 1, {"pool": "talker", "precision": "float32"})]
 

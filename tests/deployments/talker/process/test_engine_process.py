@@ -118,11 +118,13 @@ class WithPlace(Exception):
 
 
 def test_any_error_of_the_start_is_told_in_its_own_words(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.talker.process.engine_process.load_engine", Mock(side_effect=WithPlace(3, 4)))
-    with engine_process(start, WithPlace) as replica:
+    load = Mock(side_effect=WithPlace(3, 4))
+    monkeypatch.setattr("deployments.talker.process.engine_process.load_engine", load)
+    with engine_process(start.model_copy(update={"makes_audio": False}), WithPlace) as replica:
         *_, last = replica.reports
     assert isinstance(last, channel.RequestFailed)
     assert isinstance(last.error, EngineError)
+    assert load.call_args.kwargs == {"makes_audio": False}
     assert str(last.error) == "the engine does not start: WithPlace('no instruction for this at 3:4')"
 
 
