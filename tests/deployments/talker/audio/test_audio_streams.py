@@ -240,23 +240,6 @@ def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls(slots: FakeS
     assert slots.num_preceded == 1, "another call is before it"
 
 
-def test_a_stream_that_plays_lets_a_new_one_go_first(slots: FakeSlots, faked: AudioStreams, clock: Clock) -> None:
-    faked.open(0, None, num_frames=ALL_FRAMES)
-    faked.add_frames([0], frames_of(1))
-    slots.decode_calls[0].done = True
-    faked.take()
-    clock.now_s = 0.02
-    for _ in range(2):
-        faked.add_frames([0], frames_of(1))
-    for _ in range(4):
-        faked.add_frames([0], frames_of(1))
-    faked.open(1, None, num_frames=ALL_FRAMES)
-    assert len(slots.calls) == 3  # two more of the first stream are under way
-    faked.add_frames([0, 1], frames_of(2))
-    land(slots, faked)
-    assert slots.calls[3][1] == 1
-
-
 def test_under_load_chunks_are_wider(slots: FakeSlots, faked: AudioStreams) -> None:
     for number in range(40):
         faked.open(number, None, num_frames=ALL_FRAMES)

@@ -33,7 +33,6 @@ from deployments.talker.engine import outgoing
 from deployments.talker.engine.device import EngineDevice
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.intake import complete
-from deployments.talker.engine.outgoing import Outgoing
 from deployments.talker.engine.startup import build_engine, warm_up
 from deployments.talker.engine.step_maker import StepInFlight
 from deployments.talker.model.talker import CodePredictor, Talker
@@ -335,7 +334,10 @@ def test_frames_sent_early_go_together(
     engine, request = build_engine(checkpoint, CONFIG), ask("Hello there.", seed=1, frames=30, ignore_eos=True)
     monkeypatch.setattr("deployments.talker.engine.engine.time.monotonic", lambda: 9.0)
     expected = speak(engine, request)
-    engine.outgoing.max_held = Outgoing(engine.audio, engine.info, on_gpu=on_gpu).max_held
+    parts = engine.info, engine.prompts, engine.limits, engine.runner, engine.scheduler, engine.audio
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "on_gpu", on_gpu)
+        engine.outgoing.max_held = Engine(*parts).outgoing.max_held
     chunks = chunks_of(engine, request)
     assert [len(chunk.codes) for chunk in chunks][:8] == [1, 1, 1, 1, 1, 1, together, together]  # 6 last for 0.48 s
     assert same(Spoken.join(chunks), expected)
@@ -412,20 +414,16 @@ def test_the_description_is_what_the_checkpoint_says(engine_of: Kinds) -> None:
     ("CustomVoice", "talker.model.layers.1.self_attn.q_norm.weight"),
     ("CustomVoice", "talker.code_predictor.lm_head.14.weight"), ("Base", "speaker_encoder.fc.bias"),
 ])  # fmt: skip
-@pytest.mark.parametrize("damage", ["missing", "mis-shaped", "unexpected"])
-def test_damage_names_a_tensor(
-    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str, damage: str
+def test_a_missing_tensor_is_named(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str
 ) -> None:
     """Of whatever part of a talker."""
 
     def harmed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         assert name in tensors
-        if damage == "missing":
-            return {each: tensor for each, tensor in tensors.items() if each != name}
-        return tensors | ({name: torch.zeros(3, 7)} if damage == "mis-shaped" else {f"{name}.extra": torch.zeros(1)})
+        return {each: tensor for each, tensor in tensors.items() if each != name}
 
-    told = {"missing": " is missing", "mis-shaped": " has shape [3, 7]", "unexpected": ".extra is unexpected"}[damage]
-    with pytest.raises(CheckpointError, match=re.escape(name + told)):
+    with pytest.raises(CheckpointError, match=re.escape(f"{name} is missing")):
         build_engine(made(tiny_checkpoint(kind), tmp_path, harmed), CONFIG)
 
 
@@ -465,9 +463,10 @@ def test_a_raising_prefill_fails_alone(engine: Engine, alone: list[Spoken], monk
     assert np.array_equal(np.concatenate([first.codes, spoken[3].codes]), alone[3].codes)
 
 
-def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefills_that_all_raise_are_the_engines_fault(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build_engine(checkpoint, CONFIG)
     trip(monkeypatch, engine.runner, {1, 2, 4})
-    for numbers in ([0], [1], [2], [3], [1], [4, 5]):  # 3 and 5 are sound: those before them count no more
+    for numbers in ([1], [2], [3], [1], [4, 5]):  # 3 and 5 are sound: those before them count no more
         for number in numbers:
             engine.add(number, ask(frames=2))
         failures: dict[int, Exception] = {}
