@@ -545,11 +545,12 @@ def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytes
 
 def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(checkpoint, CONFIG)
-    begin = engine.audio.open
+    begin, opened = engine.audio.open, list[int]()
 
     def full_for_one(number: int, prefix: Codes | None, **options: Any) -> None:
         if number == 1:
             raise Overloaded("full")
+        opened.append(number)
         begin(number, prefix, **options)
 
     monkeypatch.setattr(engine.audio, "open", full_for_one)
@@ -558,6 +559,7 @@ def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatc
     failures: dict[int, Exception] = {}
     assert {number: len(spoken.codes) for number, spoken in drain(engine, failures).items()} == {0: 6, 2: 6}
     assert [(number, type(error)) for number, error in failures.items()] == [(1, Overloaded)]
+    assert opened == [0, 2]
 
 
 def test_the_decoder_is_told_who_listens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
