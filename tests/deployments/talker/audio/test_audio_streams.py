@@ -345,6 +345,18 @@ def test_a_stream_whose_listener_has_little_left_goes_at_once(slots: FakeSlots, 
     assert slots.shapes == [(1, 12)]
 
 
+def test_a_stream_that_plays_lets_a_new_one_go_first(slots: FakeSlots, clock: Clock) -> None:
+    audio = playing(slots, 3)
+    clock.now_s = 15 * FRAME_S - 0.3
+    for number in (1, 2, 0):  # the calls of 1 and 2 are under way
+        add_frames(audio, number, 12)
+    audio.open(3, None, num_frames=ALL_FRAMES)
+    add_frames(audio, 3, 1)
+    num_calls = len(slots.calls)
+    land(slots, audio)
+    assert [len(slots.shapes), slots.shapes[num_calls]] == [num_calls + 2, (1, 1)]
+
+
 def test_the_end_of_a_stream_is_one_call(slots: FakeSlots) -> None:
     audio = playing(slots, 1)
     add_frames(audio, 0, 5)
