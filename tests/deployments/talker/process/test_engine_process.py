@@ -174,10 +174,11 @@ def test_its_load_counts_the_lookups_of_each_cache_once(engine: Engine, monkeypa
     for number in range(3):
         engine.add(number, ask("Short.", background=number > 0))
         engine.step()
+    engine.add(3, ask("Short.", background=True))  # it waits
     load = take_load(engine)
-    assert (load.num_running, load.num_waiting, load.num_background, load.repaired) == (1, 0, 2, 3)
+    assert (load.num_running, load.num_waiting, load.num_background, load.repaired) == (1, 0, 3, 3)
     assert 0 < load.kv_used_ratio < engine.scheduler.blocks.used_ratio
-    for number in range(3):
+    for number in range(4):
         engine.abort(number)
     for _ in range(3):
         engine.prompts.references.get(bytes(VOICE_BYTES), lambda: np.zeros((1, 16), np.int16))
