@@ -311,7 +311,8 @@ async def test_a_replica_has_what_its_settings_say(
     monkeypatch.setattr(deployment.ray_metrics, "install", lambda name, *, pool: labels.append((name, pool)))
     monkeypatch.setattr(deployment.StartNotes, "sleep", lambda notes, is_asleep: told.append(is_asleep))
     config = TalkerConfig(keep_alive_s=keep_alive_s)
-    talker = TalkerReplica("m", config, "base", makes_audio=makes_audio)
+    bound = "m", config, "base"  # as the application binds it
+    talker = TalkerReplica(*bound, makes_audio=makes_audio)
     talker._engine._change(lambda process: None, to_sleep=True)
     talker._engine._change(lambda process: None, to_sleep=False)
     await talker.check_health()
