@@ -57,6 +57,7 @@ LATE = {
     "a change is given time to show": ([(100, 0.15, 30)], 90),
     "its streams are late": ([(100, 0.15, 30), (90, 0.15, 1)], 81),
     "a replica has died": ([(100, 0.0, 5), (100, 1.0, 1), (100, 0.0, 5)], None),
+    "one dies at once": ([(100, 1.0, 1), (100, 0.0, 5)], None),
     "it has a floor": ([(4, 1.0, 2)] * 20, 4),
 }
 

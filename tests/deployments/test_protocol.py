@@ -1,7 +1,7 @@
 """What crosses a process comes out as it went in."""
 
 import pickle
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 import numpy as np
 import pytest
@@ -42,6 +42,30 @@ def test_a_chunk_without_frames_keeps_its_width(groups: int) -> None:
     nothing = np.zeros((0, groups), np.int16)
     for chunk in (FrameChunk(nothing, 0), PcmChunk(b"", nothing, 0)):
         assert pickle.loads(pickle.dumps(chunk)).codes.shape == (0, groups)
+
+
+def test_chunks_are_joined_in_full() -> None:
+    """Whichever of them has audio, marks, readings, a prompt or a trail."""
+    chunks = [
+        FrameChunk(CODES[:1], 2, pcm=b"ab", readings=(Reading(0, (0.5,)),), trail=(("Talker#1", 2),)),
+        FrameChunk(CODES[1:], 5, pcm=b"cd", marks=(("codes", 1),), clone_prompt=PROMPT),
+        FrameChunk(
+            CODES[:0], 3, FinishReason.LOOP, pcm=b"ef", readings=(Reading(1, (1.5,)),), trail=(("Talker#2", 3),)
+        ),
+    ]
+    joined = FrameChunk.join(chunks)
+    np.testing.assert_array_equal(joined.codes, CODES)
+    assert (joined.num_text_tokens, joined.finish_reason, joined.pcm) == (5, FinishReason.LOOP, b"abcdef")
+    assert joined.readings == (Reading(0, (0.5,)), Reading(1, (1.5,)))
+    assert (joined.marks, joined.clone_prompt) == ((("codes", 1),), PROMPT)
+    assert joined.trail == (("Talker#1", 2), ("Talker#2", 3))
+
+
+def test_what_is_left_of_a_chunk_without_its_audio() -> None:
+    emptied = FULL[1].emptied()  # type: ignore[union-attr]
+    assert emptied.is_heartbeat
+    assert (emptied.position, emptied.seed, emptied.segment, emptied.num_text_tokens) == (7, 3, 1, 3)
+    assert not replace(emptied, codes=CODES).is_heartbeat
 
 
 @pytest.mark.parametrize(("text", "gap"), [("Hello. ", " "), ("你好。", ""), ("", "")])

@@ -51,7 +51,7 @@ def test_nothing_audible_gives_nothing_before_the_limit() -> None:
 
 
 def test_the_first_sound_is_the_first_loud_window() -> None:
-    assert first_sound(np.concatenate((quiet(205), loud(100))), RATE) == 200
+    assert first_sound(np.concatenate((quiet(2505), loud(100))), RATE) == 2500
     assert first_sound(quiet(500), RATE) is None
     click = quiet(500)
     click[105] = 200  # one loud sample is no sound

@@ -17,6 +17,7 @@ from deployments.protocol import Codes, FinishReason, FrameChunk, Mailbox, Refer
 from deployments.talker.engine import outgoing
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
+from deployments.talker.state.sequence import TextProgress
 from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, chunks_of, resumed, speak
@@ -236,6 +237,30 @@ def test_readings_beside_a_prompt_with_all_text(following: Engine) -> None:
     readings = follow(following, ask(TEXT, frames=10, ignore_eos=True))
     assert len(readings) == 10
     assert readings[-1][1] > 0
+
+
+def test_a_frame_is_placed_by_what_was_read_before_it(following: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def noted(name: str, method: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args: (order.append(name), method(*args))[1]
+
+    for name in ("read", "add_frame"):
+        monkeypatch.setattr(TextProgress, name, noted(name, getattr(TextProgress, name)))
+    speak(following, ask(frames=4, ignore_eos=True))
+    assert order == ["add_frame", *["read", "add_frame"] * 3]
+
+
+@pytest.mark.parametrize("text", ["Hello?!", "Hello there. " * 9 + "Hello?!"])
+def test_marks_at_the_end_are_found_in_any_text(following: Engine, text: str) -> None:
+    sequence = following.intake.prepare(0, ask(text))
+    assert sequence is not None
+    following.add(1, live(at_once()))
+    following.append_text(1, text, is_last=True)
+    written = following.scheduler.find(1)
+    assert written is not None
+    assert sequence.progress.num_unspoken == written.progress.num_unspoken == 2
+    following.abort(1)
 
 
 def test_estimates_learn_from_speech(tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:

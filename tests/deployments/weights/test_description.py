@@ -23,6 +23,7 @@ def test_files_tell_what_the_engine_tells(tiny_checkpoint: Callable[[str], Path]
     of_engine = build_engine(directory, CPU).info
     of_files = describe(str(directory), CPU, on_gpu=False)
     assert of_files == replace(of_engine, name=str(directory))
+    assert of_files.route == ""  # as the only model
     assert clones(str(directory)) == (kind == "Base")
 
 

@@ -97,18 +97,6 @@ def test_a_path_is_never_taken_for_a_hugging_face_name(name: str, looked_for: li
     assert looked_for == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["1.7B-CustomVoice", "1.7b-customvoice", "Qwen3-TTS-12Hz-1.7B-CustomVoice", "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"],
-)
-def test_released_names_may_be_short(name: str) -> None:
-    assert repository(name) == "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
-
-
-def test_other_owners_keep_their_name() -> None:
-    assert repository("someone/1.7B-CustomVoice") == "someone/1.7B-CustomVoice"
-
-
 def test_a_misspelt_name_gets_a_hint_and_the_list() -> None:
     with pytest.raises(CheckpointError, match=r"did you mean '1\.7B-CustomVoice'") as error:
         repository("1.7B-CustomVioce")
@@ -160,6 +148,14 @@ def test_only_what_is_here_is_found(tmp_path: Path, looked_for: list[str], monke
     assert locate("embedded") == find("embedded")
 
 
+@pytest.mark.parametrize("name", [
+    "1.7B-CustomVoice", "1.7b-customvoice", "Qwen3-TTS-12Hz-1.7B-CustomVoice", "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    "someone/1.7B-CustomVoice",
+])  # fmt: skip
+def test_released_names_may_be_short_and_other_owners_keep_theirs(name: str) -> None:
+    assert repository(name) == (name if name.startswith("someone/") else "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")
+
+
 @pytest.fixture
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names that the Hugging Face cache holds."""
@@ -177,35 +173,20 @@ def released(folder: Path, name: str) -> str:
     return str(directory)
 
 
-def test_a_name_is_taken_as_it_is() -> None:
-    assert resolve_auto("1.7B-Base", models_dir=None, gpu=False).model == "1.7B-Base"
-
-
-def test_without_a_gpu_auto_is_the_embedded_model(tmp_path: Path, empty_cache: set[str]) -> None:
-    released(tmp_path, RELEASED[0])
-    empty_cache.add(RELEASED[0])
-    choice = resolve_auto("auto", models_dir=tmp_path, gpu=False)
-    assert choice.model == EMBEDDED
-    assert "no GPU" in choice.reason
-
-
-def test_auto_prefers_the_given_folder(tmp_path: Path, empty_cache: set[str]) -> None:
+@pytest.mark.parametrize(("model", "gpu", "in_folder", "cached", "chosen", "reason"), [
+    ("1.7B-Base", False, True, RELEASED, "1.7B-Base", "by name"),
+    ("auto", False, True, RELEASED, EMBEDDED, "no GPU"), ("auto", True, True, RELEASED, "the folder", "found in"),
+    ("auto", True, False, RELEASED[2:4], RELEASED[2], "cache"), ("auto", True, False, (), EMBEDDED, "--model"),
+])  # fmt: skip
+def test_auto_takes_what_is_here(
+    model: str, gpu: bool, in_folder: bool, cached: tuple[str, ...], chosen: str, reason: str, tmp_path: Path,
+    empty_cache: set[str],
+) -> None:  # fmt: skip
     directory = released(tmp_path, RELEASED[0])
-    empty_cache.add(RELEASED[0])
-    choice = resolve_auto("auto", models_dir=tmp_path, gpu=True)
-    assert choice.model == directory
-    assert str(tmp_path) in choice.reason
-
-
-def test_auto_takes_what_is_in_the_cache(empty_cache: set[str]) -> None:
-    empty_cache.update(RELEASED[2:4])
-    assert resolve_auto("auto", models_dir=None, gpu=True).model == RELEASED[2]
-
-
-def test_auto_downloads_nothing(empty_cache: set[str]) -> None:
-    choice = resolve_auto("auto", models_dir=None, gpu=True)
-    assert choice.model == EMBEDDED
-    assert "--model" in choice.reason
+    empty_cache.update(cached)
+    choice = resolve_auto(model, models_dir=tmp_path if in_folder else None, gpu=gpu)
+    assert choice.model == (directory if chosen == "the folder" else chosen)
+    assert reason in choice.reason
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

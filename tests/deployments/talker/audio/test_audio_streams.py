@@ -15,15 +15,14 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.plain_slots import PlainSlots
 from deployments.codec.slots import CODE_RING
-from deployments.errors import Overloaded
-from deployments.protocol import ALL_FRAMES, ClonePrompt, Codes, FrameChunk, Pcm, Reference
+from deployments.errors import EngineError, Overloaded
+from deployments.protocol import ALL_FRAMES, ClonePrompt, Codes, Pcm, Reference
 from deployments.recording_cache import VOICE_BYTES
 from deployments.talker.audio import audio_stream, audio_streams
 from deployments.talker.audio.audio_stream import AudioStream
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.state.sequence import Sequence
 from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Recordings, ask, chunks_of, resumed, speak
@@ -92,9 +91,11 @@ def test_audio_stays_until_the_host_has_its_codes(audio: AudioStreams, decoder: 
 
 @pytest.mark.parametrize(("known", "heard"), [(6, None), (6, 6), (9, 4), (3, 0), (99, 98)])
 def test_a_resumed_stream_goes_on(audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None) -> None:
-    codes = random_codes(104)
+    codes, others = random_codes(104), random_codes(3, seed=1)
+    audio.open(0, None, num_frames=1)  # it gets more frames than it wants
     audio.open(1, codes[:known], num_delivered=heard, num_frames=12)
-    pcm = feed(audio, {1: codes[known:]})[1]
+    other_pcm, pcm = feed(audio, {0: others, 1: codes[known:]}).values()
+    assert_close(other_pcm, whole(decoder, others[:1]))
     begin = known if heard is None else heard
     expected = whole(decoder, codes)[begin * decoder.frame_samples :][: 12 * decoder.frame_samples]
     assert_close(pcm, expected)
@@ -125,10 +126,10 @@ def test_slots_are_used_again_also_after_leaving(audio: AudioStreams, decoder: C
 
 @dataclass
 class PendingFlight:
-    pcm: list[Pcm]
+    pcm: list[Pcm | EngineError]
     done: bool = False
 
-    def result(self) -> list[Pcm]:
+    def result(self) -> list[Pcm | EngineError]:
         self.done = True
         return self.pcm
 
@@ -161,6 +162,8 @@ class FakeSlots:
 
     def write(self, slots: list[int], positions: list[int], codes: Tensor) -> None:
         assert len(slots) == len(positions) == len(codes)
+        for slot, position in zip(slots, positions, strict=True):
+            assert position - sum(frames for called, frames in self.calls if slot in called) < CODE_RING
 
     def decode(self, slots: list[int], frames: int) -> PendingFlight:
         self.calls.append((list(slots), frames))
@@ -237,23 +240,6 @@ def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls(slots: FakeS
     assert slots.num_preceded == 1, "another call is before it"
 
 
-def test_a_stream_that_plays_lets_a_new_one_go_first(slots: FakeSlots, faked: AudioStreams, clock: Clock) -> None:
-    faked.open(0, None, num_frames=ALL_FRAMES)
-    faked.add_frames([0], frames_of(1))
-    slots.decode_calls[0].done = True
-    faked.take()
-    clock.now_s = 0.02
-    for _ in range(2):
-        faked.add_frames([0], frames_of(1))
-    for _ in range(4):
-        faked.add_frames([0], frames_of(1))
-    faked.open(1, None, num_frames=ALL_FRAMES)
-    assert len(slots.calls) == 3  # two more of the first stream are under way
-    faked.add_frames([0, 1], frames_of(2))
-    land(slots, faked)
-    assert slots.calls[3][1] == 1
-
-
 def test_under_load_chunks_are_wider(slots: FakeSlots, faked: AudioStreams) -> None:
     for number in range(40):
         faked.open(number, None, num_frames=ALL_FRAMES)
@@ -294,6 +280,8 @@ def add_frames(audio: AudioStreams, stream: int, frames: int) -> None:
 def test_streams_with_time_wait_for_each_other(slots: FakeSlots) -> None:
     audio = playing(slots, 12)
     add_frames(audio, 0, 12)
+    add_frames(audio, 2, 5)
+    assert audio.finish(2)  # it wants a shorter call
     assert slots.calls == []
     add_frames(audio, 1, 12)
     assert slots.shapes == [(2, 12)]
@@ -357,6 +345,18 @@ def test_a_stream_whose_listener_has_little_left_goes_at_once(slots: FakeSlots, 
     assert slots.shapes == [(1, 12)]
 
 
+def test_a_stream_that_plays_lets_a_new_one_go_first(slots: FakeSlots, clock: Clock) -> None:
+    audio = playing(slots, 3)
+    clock.now_s = 15 * FRAME_S - 0.3
+    for number in (1, 2, 0):  # the calls of 1 and 2 are under way
+        add_frames(audio, number, 12)
+    audio.open(3, None, num_frames=ALL_FRAMES)
+    add_frames(audio, 3, 1)
+    num_calls = len(slots.calls)
+    land(slots, audio)
+    assert [len(slots.shapes), slots.shapes[num_calls]] == [num_calls + 2, (1, 1)]
+
+
 def test_the_end_of_a_stream_is_one_call(slots: FakeSlots) -> None:
     audio = playing(slots, 1)
     add_frames(audio, 0, 5)
@@ -395,11 +395,35 @@ def test_a_known_recording_is_not_heard_again(slots: FakeSlots, faked: AudioStre
     assert clone(two) is None
 
 
+def test_a_stream_that_cannot_be_decoded_fails_alone(
+    slots: FakeSlots, faked: AudioStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a call, or in the recall of its recording. Who has left is not told."""
+    error = EngineError("not finite")
+    for number in (0, 1):
+        faked.open(number, None, num_frames=ALL_FRAMES)
+    faked.add_frames([0, 1], frames_of(2))
+    slots.decode_calls[0].pcm[0] = error
+    assert land(slots, faked) == [1]
+    monkeypatch.setattr(slots, "recall", Mock(side_effect=error))
+    for number in (2, 3):
+        faked.open(number, None, num_frames=ALL_FRAMES, recording=random_codes(30))
+    faked.close(3)
+    assert (faked.has_audio, faked.is_idle, faked.is_pending(0)) == (True, False, True)
+    assert faked.take_failures() == [(0, error), (2, error)]
+    faked.add_frames([0, 1, 2], frames_of(3))
+    assert [faked.is_pending(number) for number in range(3)] == [False, True, False]
+    assert faked.take_failures() == []
+    assert not faked.has_audio
+    faked.check_integrity()
+
+
 def test_a_slot_never_holds_more_codes_than_fit(slots: FakeSlots, faked: AudioStreams) -> None:
+    """Neither of frames as they are made, nor of those that exist when it begins."""
     faked.open(0, None, num_frames=ALL_FRAMES)
-    for pushed in range(1, 2 * CODE_RING):
+    for _ in range(2 * CODE_RING):
         faked.add_frames([0], frames_of(1))
-        assert pushed - sum(frames for _, frames in slots.calls) < CODE_RING
+    faked.open(1, random_codes(2 * CODE_RING), num_delivered=CODE_RING, num_frames=ALL_FRAMES)
 
 
 @pytest.mark.parametrize("frames", [0, 1, 6, 14, ALL_FRAMES])
@@ -410,28 +434,6 @@ def test_the_engine_sends_audio_beside_the_codes(engine: Engine, decoder: CodecD
     assert np.array_equal(codes, speak(engine, ask(frames=14, ignore_eos=True)).codes)
     assert_close(b"".join(chunk.pcm for chunk in chunks), whole(decoder, codes)[: frames * decoder.frame_samples])
     assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-
-
-def test_no_audio_is_sent_before_its_codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The audio is made before the engine looks for the codes, which it takes only then."""
-    sent, take, append = list[FrameChunk](), engine.outgoing.take, engine.step_maker._append_frames
-
-    def taken(find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
-        chunks = take(find)
-        sent.extend(chunk for _, chunk in chunks)
-        return chunks
-
-    def take_and_append(sequences: list[Sequence], frames: Codes) -> None:
-        taken(engine.scheduler.find)
-        append(sequences, frames)
-
-    monkeypatch.setattr(engine.outgoing, "take", taken)
-    monkeypatch.setattr(engine.step_maker, "_append_frames", take_and_append)
-    chunks_of(engine, replace(ask(frames=14, ignore_eos=True), gpu_frames=ALL_FRAMES))
-    codes = np.cumsum([len(chunk.codes) for chunk in sent])
-    samples = np.cumsum([len(chunk.pcm) // 2 for chunk in sent])
-    assert (samples <= codes * engine.info.frame_samples).all()
-    assert (codes[-1], samples[-1]) == (14, 14 * engine.info.frame_samples)
 
 
 @pytest.fixture(scope="module")
@@ -470,20 +472,6 @@ def test_a_clone_continues_its_recording(cloning: Engine, base: Path, behind: in
         chunks = chunks_of(cloning, replace(request, gpu_frames=ALL_FRAMES))
         assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[behind:])
         assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
-
-
-def test_a_clone_by_its_prompt_sounds_the_same(cloning: Engine, base: Path) -> None:
-    reference = Reference(RECORDING[:9600], "Said.")
-    request = replace(ask(frames=14, voice=None, ignore_eos=True, reference=reference), gpu_frames=ALL_FRAMES)
-    chunks = chunks_of(cloning, request)
-    (prompt,) = [chunk.clone_prompt for chunk in chunks if chunk.clone_prompt is not None]
-    lean = replace(request, reference=replace(reference, audio=None, prompt=prompt))
-    again = chunks_of(build_engine(base, CONFIG), lean)
-    assert np.array_equal(np.concatenate([c.codes for c in again]), np.concatenate([c.codes for c in chunks]))
-    pcm = np.frombuffer(b"".join(chunk.pcm for chunk in chunks), np.int16)
-    assert_close(b"".join(chunk.pcm for chunk in again), pcm)
-    assert prompt.codes is not None
-    assert all(chunk.clone_prompt is None for chunk in again)
 
 
 def test_the_engine_forgets_the_audio_of_who_leaves(engine: Engine) -> None:

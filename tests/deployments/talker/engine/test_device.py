@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from deployments.errors import EngineError
 from deployments.talker.engine import device
 from deployments.talker.engine.device import MAX_LEAD_S, EngineDevice, turn_on_gpu
 from deployments.talker.engine.engine import Engine
@@ -45,6 +46,13 @@ def test_only_on_a_gpu_those_far_ahead_sit_steps_out(name: str, lead_s: float, e
     assert engine.scheduler._pacing._max_lead_s == EngineDevice(CONFIG).max_lead_s == math.inf
 
 
+def test_a_gpu_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="V100", major=7, minor=0, total_memory=16 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    with pytest.raises(EngineError, match=r"V100 has compute capability 7\.0 \(Volta\)"):
+        EngineDevice(CONFIG, "cuda").begin()
+
+
 def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one would count the memory that another one takes as its own."""
     monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
@@ -52,15 +60,15 @@ def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatc
     waits, order = threading.Event(), list[str]()
 
     def start() -> None:
-        with turn_on_gpu(lambda stage: waits.set()):
+        with EngineDevice(CONFIG, "cuda").turn(lambda stage: waits.set()):
             order.append("second")
 
-    with turn_on_gpu(lambda stage: pytest.fail(stage)):
+    with EngineDevice(CONFIG, "cuda").turn(pytest.fail), EngineDevice(CONFIG).turn(pytest.fail):
         second = threading.Thread(target=start)
         second.start()
         assert waits.wait(30)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2")
-        with turn_on_gpu(lambda stage: pytest.fail(stage)):  # another GPU waits for nobody
+        with turn_on_gpu(pytest.fail):  # another GPU waits for nobody
             order.append("first")
     second.join(30)
     assert order == ["first", "second"]

@@ -15,23 +15,24 @@ import pytest
 import torch
 from torch import nn
 
+from deployments.codec.backends.registry import choose_decoders
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import Sampling, SynthesisRequest
-from deployments.talker.engine import fit as module
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.fit import Fit, choose, main, predict
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
+from deployments.talker.state.kv_cache import CONTEXT_BYTES
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from talkray_tools.unfolded_codec import DecoderNetwork
 
 ONE_GPU = TalkerConfig(max_num_seqs=64, max_num_waiting=64)
 INSTALLED = TalkerConfig(max_num_seqs=256, max_num_waiting=128, gpu_memory_fraction=0.85)  # one-gpu.yaml
-ENCODER_FLOATS = 50_000_000
+ENCODER_FLOATS, SPEAKER_FLOATS = 50_000_000, 8_000_000
 WITHIN = [("0.6B-CustomVoice", 8e9), ("1.7B-CustomVoice", 12e9)]
 
 
@@ -63,7 +64,9 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             talker = Talker(ModelConfig.load(directory))
             codec = DecoderNetwork(SpeechTokenizerConfig.load(directory / "speech_tokenizer").decoder)
             encoder = nn.Linear(1000, ENCODER_FLOATS // 1000, bias=False)
-        write_headers(directory / "model.safetensors", talker, "talker.", 2)
+            speaker = nn.Linear(1000, SPEAKER_FLOATS // 1000, bias=False)
+        of_kind = {"talker": talker} | ({"speaker_encoder": speaker} if name.endswith("Base") else {})
+        write_headers(directory / "model.safetensors", nn.ModuleDict(of_kind), "", 2)
         both = nn.ModuleDict({"decoder": codec, "encoder": encoder})
         write_headers(directory / "speech_tokenizer" / "model.safetensors", both, "", 4)
         return directory
@@ -79,12 +82,30 @@ def test_released_shapes_fit_small_gpus(name: str, total: float, shaped: Callabl
     assert fit.loaded + fit.kv < total
 
 
-@pytest.mark.parametrize(("name", "counted"), [("0.6B-Base", True), ("0.6B-CustomVoice", False)])
-def test_encoders(name: str, counted: bool, shaped: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    with_encoder = predict(shaped(name), ONE_GPU, int(8e9), int(8e9)).loaded
-    count = module._count
-    monkeypatch.setattr(module, "_count", lambda shapes, prefix: (prefix != "encoder.") * count(shapes, prefix))
-    assert with_encoder - predict(shaped(name), ONE_GPU, int(8e9), int(8e9)).loaded == 4 * ENCODER_FLOATS * counted
+def test_all_that_a_gpu_loads_is_counted(shaped: Callable[[str], Path]) -> None:
+    """The talker in bfloat16, with projected text in place of its embedding; the decoder; what only clones need."""
+    (custom, base), memory = (shaped(f"0.6B-{kind}") for kind in ("CustomVoice", "Base")), (int(12e9), int(12e9))
+    config, codec = ModelConfig.load(custom), SpeechTokenizerConfig.load(custom / "speech_tokenizer").decoder
+    with torch.device("meta"):
+        talker, decoder = Talker(config), DecoderNetwork(codec)
+    floats = sum(tensor.numel() for tensor in talker.state_dict().values())
+    floats += (config.text_vocab_size + 1) * config.talker.hidden_size - talker.model.text_embedding.weight.numel()
+    weights = sum(tensor.numel() for tensor in decoder.state_dict().values())
+    slots = choose_decoders(SpeechTokenizerConfig.load(custom / "speech_tokenizer"), torch.device("cuda")).slots
+    rows = 2 * ONE_GPU.max_num_seqs
+    decoding = slots.gpu_bytes(codec, num_weights=weights, num_slots=rows, within_reach=memory[0] - CONTEXT_BYTES)
+    cloning = 4 * (ENCODER_FLOATS + SPEAKER_FLOATS) + rows // 4 * slots.state_bytes(codec) + (700 << 20)
+    assert predict(custom, ONE_GPU, *memory, makes_audio=False).loaded == 2 * floats + (256 << 20)
+    assert predict(custom, ONE_GPU, *memory).loaded == 2 * floats + decoding
+    assert predict(base, ONE_GPU, *memory).loaded == 2 * floats + decoding + cloning
+
+
+def test_what_is_left_for_keys_and_values(shaped: Callable[[str], Path]) -> None:
+    """As much as is set, or else what neither the engine nor others use."""
+    sized = ONE_GPU.model_copy(update={"kv_cache_bytes": 1 << 30})
+    assert predict(shaped("0.6B-CustomVoice"), sized, 80 << 30, 79 << 30).kv == 1 << 30
+    crowded = predict(shaped("0.6B-CustomVoice"), ONE_GPU, 80 << 30, 8 << 30)
+    assert crowded.loaded + crowded.kv + crowded.beside == 8 << 30
 
 
 def test_what_does_not_fit_is_told_alike(shaped: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,8 +159,9 @@ def test_cpus_make_the_audio_where_the_codec_does_not_fit(
     assert Fit(**json.loads(capsys.readouterr().out.splitlines()[1])["fit"]) == fit
 
 
-def test_a_large_gpu_keeps_its_settings(shaped: Callable[[str], Path]) -> None:
+def test_a_large_gpu_keeps_its_settings_if_it_is_free(shaped: Callable[[str], Path]) -> None:
     assert choose(shaped("1.7B-CustomVoice"), INSTALLED, 80 << 30, 79 << 30) == INSTALLED
+    assert choose(shaped("1.7B-CustomVoice"), INSTALLED, 80 << 30, 8 << 30).max_num_seqs < INSTALLED.max_num_seqs
 
 
 def test_a_model_that_is_too_large_in_any_settings(shaped: Callable[[str], Path]) -> None:

@@ -398,6 +398,21 @@ def test_requests_come_and_go_while_steps_overlap(monkeypatch: pytest.MonkeyPatc
     stateful.run_state_machine_as_test(Steps, settings=BOUNDED)
 
 
+def test_a_refused_client_is_told_when_its_turn_would_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two wait ahead of it, and speech ended twice in 12 s. Steps in which none ends are not counted."""
+    monkeypatch.setattr(module, "time", CLOCK)
+    line = scheduler(max_num_seqs=1, max_num_waiting=1)
+    for number in range(4):
+        line.add(sequence(number, frames=2))
+    for _ in range(4):
+        CLOCK.now_s += 4
+        step(line)
+    CLOCK.now_s += 4
+    with pytest.raises(Overloaded) as refused:
+        line.check_room()
+    assert refused.value.retry_after_s == 3 / (2 / 12)
+
+
 def test_integrity_notices_a_lost_row() -> None:
     line = scheduler()
     line.add(sequence(1))

@@ -4,14 +4,16 @@ import asyncio
 import math
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -20,20 +22,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
+from deployments.errors import CheckpointError, EngineError, Overloaded, TalkerLost
 from deployments.gpu import asleep
 from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, Mailbox, SynthesisRequest
 from deployments.recording_cache import Lookups
+from deployments.serving import mailbox
+from deployments.talker import deployment
 from deployments.talker.deployment import TalkerReplica
-from deployments.talker.engine import startup
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.process import channel
-from deployments.talker.process import engine_process as process
+from deployments.talker.process import channel, engine_client
 from deployments.talker.process.engine_client import EngineClient, _next_chunk
 from serve_app.extensions.live.mailbox_server import MailboxServer, WrittenText
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
+from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
 
@@ -81,6 +84,11 @@ async def test_frames_are_those_of_the_engine(client: EngineClient, in_process: 
     assert (client.load.num_running, client.load.num_waiting) == (0, 0)
 
 
+async def test_a_job_gets_its_frames_in_few_chunks(client: EngineClient) -> None:
+    chunks = await listen(client, ask(frames=30, ignore_eos=True, background=True))
+    assert (len(chunks[0].codes) >= 20, sum(len(chunk.codes) for chunk in chunks)) == (True, 30)
+
+
 async def test_a_slow_reader_gets_what_has_arrived_in_one_chunk(client: EngineClient) -> None:
     request = ask(frames=15, ignore_eos=True)
     async with aclosing(client.submit(request)) as chunks:
@@ -111,13 +119,6 @@ async def test_leaving_a_stream_aborts_it(client: EngineClient, by_cancelling: b
     assert (client.load.num_running, client.load.num_waiting) == (0, 0)
 
 
-async def test_an_invalid_request_arrives_with_its_field(client: EngineClient) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        await listen(client, ask("a" * 1000))
-    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
-    assert (await listen(client, ask(frames=3)))[-1].finish_reason is not None
-
-
 async def test_overload_arrives_before_the_first_frame(client: EngineClient) -> None:
     async with aclosing(client.submit(ENDLESS)) as one, aclosing(client.submit(ENDLESS)) as two:
         await asyncio.gather(anext(one), anext(two))
@@ -137,7 +138,8 @@ async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str,
     await asyncio.gather(*(_first_frame(stream) for stream in streams[:2]))
     third = asyncio.create_task(_first_frame(streams[2]))
     assert (await talker.describe()).name == model
-    assert talker.record_autoscaling_stats()["running"] == 2
+    talker._engine.load = channel.EngineLoad(2, 1, 0.5, num_background=3)
+    assert talker.record_autoscaling_stats() == {"running": 2, "waiting": 1, "kv_used_ratio": 0.5, "background": 3}
     await talker.check_health()
     talker._engine._process.send_signal(number)
     forgetting = asyncio.create_task(talker.forget((b"v" * 16,)))
@@ -153,29 +155,6 @@ async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str,
 
 async def _first_frame(stream: AsyncIterator[FrameChunk]) -> FrameChunk:
     return await anext(chunk async for chunk in stream if len(chunk.codes))
-
-
-@pytest.mark.parametrize("makes_audio", [True, False])
-def test_makes_audio_reaches_the_codec_decoder(model: str, makes_audio: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(command: list[str], **_: object) -> None:
-        raise RuntimeError(*command[4:])
-
-    answers: list[bool] = []
-
-    def load_audio(*_: object, makes_audio: bool) -> None:
-        answers.append(makes_audio)
-        raise EngineError("this is enough")
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    ours, replica, engine = socket.socketpair(), *socket.socketpair()
-    monkeypatch.setattr(socket, "socketpair", lambda: ours)
-    monkeypatch.setattr(startup, "_load_audio", load_audio)
-    monkeypatch.setenv("TRITON_CACHE_DIR", "unused")  # else the process sets it for good
-    with ours[0], pytest.raises(RuntimeError, match="max_num_seqs") as started:
-        TalkerReplica(model, SMALL, makes_audio=makes_audio)
-    with replica, pytest.raises(EngineError, match="this is enough"):
-        process.main(engine.detach(), *started.value.args)
-    assert answers == [makes_audio]
 
 
 def test_a_checkpoint_that_does_not_load_fails_the_constructor(model: str, tmp_path: Path) -> None:
@@ -229,22 +208,38 @@ async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process:
     assert np.array_equal(Spoken.join(chunks).codes, speak(in_process, at_once).codes)
 
 
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_text_is_read_no_longer_than_its_stream(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    """Whether its reader leaves, or reading breaks in a way that nobody has thought of."""
+    go_on, closed = asyncio.Event(), asyncio.Event()
+
+    async def read(mailed: Mailbox) -> AsyncGenerator[str, None]:
+        try:
+            yield "Hello there, you"
+            await go_on.wait()
+            raise ValueError("no text")
+        finally:
+            closed.set()
+
+    monkeypatch.setattr(mailbox, "read", read)
+    async with asyncio.timeout(20), aclosing(client.submit(replace(ask(""), mailbox=Mailbox("", 1, "")))) as chunks:
+        await anext(chunks)
+        if breaks:
+            go_on.set()
+            with pytest.raises(ValueError, match="no text"):
+                [chunk async for chunk in chunks]
+    async with asyncio.timeout(10):
+        await closed.wait()
+
+
 async def test_text_that_cannot_be_read_ends_its_stream(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.mailbox._DELAYS_S", ())
     request = ask("")
     nobody = replace(request, mailbox=Mailbox("127.0.0.1", 9, "token"))
     with pytest.raises(TalkerLost, match=r"127\.0\.0\.1:9 "):
         await listen(client, nobody)
-
-
-async def test_text_without_words_is_refused_when_it_ends(client: EngineClient) -> None:
-    server, text = MailboxServer("127.0.0.1"), WrittenText()
-    await server.start()
-    text.finish()
-    request = ask("")
-    with pytest.raises(InvalidRequest):
-        await listen(client, replace(request, mailbox=server.share("token", text)))
-    await server.aclose()
 
 
 def test_what_the_engine_counts_is_recorded_once(fed: list[tuple[str, float, dict[str, str]]]) -> None:
@@ -266,6 +261,68 @@ def test_what_the_engine_counts_is_recorded_once(fed: list[tuple[str, float, dic
     ]
 
 
+async def test_each_deletion_gets_its_own_count() -> None:
+    client, loop = EngineClient.__new__(EngineClient), asyncio.get_running_loop()
+    one, left, two = (loop.create_future() for _ in range(3))
+    client._forgetting, client._streams = deque((one, left, two)), {}
+    left.cancel()
+    for count in (1, 5, 2):
+        client._deliver(channel.HasForgotten(count))
+    assert (one.result(), two.result()) == (1, 2)
+
+
+@pytest.mark.parametrize(("is_runnable", "pause_s", "ended_s"), [
+    (False, 0.25, 1.75), (True, 0.25, 10.25),  # a starved process has longer
+    (False, 3.0, None),  # this process itself stood still
+])  # fmt: skip
+async def test_an_engine_that_is_silent_is_ended(
+    is_runnable: bool, pause_s: float, ended_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, reading = Clock(), Mock()
+
+    async def sleep(_: float) -> None:
+        clock.now_s += pause_s
+
+    reading.done = lambda: reading.cancel.called or clock.now_s > 30
+    monkeypatch.setattr(engine_client, "time", clock)
+    monkeypatch.setattr(engine_client, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(engine_client, "any_runnable", lambda process: is_runnable)
+    client = EngineClient.__new__(EngineClient)
+    client._reported_s, client._keep_alive_s, client._streams, client._forgetting = 0.0, None, {}, deque()
+    client._process = Mock()
+    await client._watch(reading)
+    assert (clock.now_s if reading.cancel.called else None) == ended_s
+    assert client._process.kill.called == reading.cancel.called  # else it would keep its GPU
+
+
+@pytest.mark.parametrize(("keep_alive_s", "makes_audio"), [(None, False), (7.0, True)])
+async def test_a_replica_has_what_its_settings_say(
+    keep_alive_s: float | None, makes_audio: bool, in_process: Engine, fed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The labels of its metrics, its state in `talkray status`, and idleness from the start."""
+    labels, told, attached, info = list[Any](), list[bool](), list[int](), in_process.info
+
+    async def attach(client: EngineClient) -> None:
+        attached.append(1)
+
+    for name, replacement in (("attach", attach), ("_await_ready", lambda client: info), ("is_alive", True)):
+        monkeypatch.setattr(EngineClient, name, replacement)
+    monkeypatch.setattr(subprocess, "Popen", started := Mock())
+    monkeypatch.setattr(deployment.ray_metrics, "install", lambda name, *, pool: labels.append((name, pool)))
+    monkeypatch.setattr(deployment.StartNotes, "sleep", lambda notes, is_asleep: told.append(is_asleep))
+    config = TalkerConfig(keep_alive_s=keep_alive_s)
+    bound = "m", config, "base"  # as the application binds it
+    talker = TalkerReplica(*bound, makes_audio=makes_audio)
+    talker._engine._change(lambda process: None, to_sleep=True)
+    talker._engine._change(lambda process: None, to_sleep=False)
+    await talker.check_health()
+    assert talker._engine._keep_alive_s == keep_alive_s
+    start = channel.EngineStart(model="m", config=config, makes_audio=makes_audio)
+    assert channel.EngineStart.model_validate_json(started.call_args.args[0][-1]) == start
+    assert (labels, told, len(attached)) == ([("base", "talker")], [True, False], keep_alive_s is not None)
+    assert fed == [("codec_precision", 1, {"pool": "talker", "precision": "float32"})] * makes_audio
+
+
 async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -> None:
     prompt, codes = ClonePrompt(np.zeros(4, np.float32)), np.zeros((1, 16), np.int16)
     queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
@@ -278,6 +335,9 @@ async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -
 async def test_frames_of_a_job_wait_for_each_other_until_the_stream_ends_or_fails() -> None:
     queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
     chunk = FrameChunk(np.zeros((4, 16), np.int16), 3)
+    queue.put_nowait(chunk)
+    async with asyncio.timeout(20):
+        assert await _next_chunk(queue, 4) is chunk, "it waits for no more than it has to"
     for item in (*[chunk] * 4, replace(chunk, finish_reason=FinishReason.STOP), chunk, TalkerLost("gone")):
         queue.put_nowait(item)
     assert [len((await _next_chunk(queue, 10)).codes) for _ in range(2)] == [20, 4]
@@ -372,7 +432,7 @@ async def test_an_engine_may_stay_awake(client: EngineClient, sleeper: Calls, mo
     async with asyncio.timeout(20):
         await tried.wait()
     assert len(await listen(client, ask("Hello.", frames=3))) > 0
-    assert sleeper == []
+    assert (sleeper, client._keep_alive_s) == ([], None)
 
 
 @pytest.mark.gpu

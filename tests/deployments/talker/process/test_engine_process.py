@@ -1,6 +1,5 @@
 """The process's loop, driven over a socket pair from a thread of this process."""
 
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +14,10 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError, EngineError, TalkerLost
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, TalkerLost
 from deployments.protocol import FrameChunk, Reference
 from deployments.recording_cache import VOICE_BYTES, Lookups
+from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine import intake
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.process import channel
@@ -118,22 +118,32 @@ class WithPlace(Exception):
 
 
 def test_any_error_of_the_start_is_told_in_its_own_words(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.talker.process.engine_process.load_engine", Mock(side_effect=WithPlace(3, 4)))
-    with engine_process(start, WithPlace) as replica:
+    load = Mock(side_effect=WithPlace(3, 4))
+    monkeypatch.setattr("deployments.talker.process.engine_process.load_engine", load)
+    with engine_process(start.model_copy(update={"makes_audio": False}), WithPlace) as replica:
         *_, last = replica.reports
     assert isinstance(last, channel.RequestFailed)
     assert isinstance(last.error, EngineError)
+    assert load.call_args.kwargs == {"makes_audio": False}
     assert str(last.error) == "the engine does not start: WithPlace('no instruction for this at 3:4')"
 
 
-def test_it_tells_what_it_loads_and_then_what_it_loaded(start: EngineStart, engine: Engine) -> None:
+def test_it_tells_what_it_loads_and_then_what_it_loaded(
+    start: EngineStart, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(model: str, report: Callable[[str], None]) -> Path:
+        report("downloading 1B of 2B")
+        return Path(model)
+
+    monkeypatch.setattr("deployments.talker.process.engine_process.locate", download)
     with engine_process(start) as replica:
         *loading, ready = replica.until(is_ready)
         stages = [report.stage for report in loading if isinstance(report, channel.Loading)]
         assert (len(stages), stages[0]) == (len(loading), f"looking for {start.model}")
         assert "loading the talker" in stages
         assert " s in all: " in stages[-1]
-        assert re.search(r" on cpu, room for \d+ minutes of speech at once$", stages[-2])
+        assert stages[-2].endswith(" on cpu, room for 1 minutes of speech at once")  # of 512 frames
+        assert "downloading 1B of 2B" in stages
         assert isinstance(ready, channel.Ready)
         assert ready.info == replace(engine.info, name=start.model)
 
@@ -157,8 +167,19 @@ def test_it_counts_who_runs_and_who_waits(start: EngineStart) -> None:
         assert (first.load.num_running, first.load.num_waiting) == (1, 1)
 
 
-def test_its_load_counts_the_lookups_of_each_cache_once(engine: Engine) -> None:
+def test_its_load_counts_the_lookups_of_each_cache_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And jobs apart from others."""
+    monkeypatch.setattr(AudioStreams, "repaired", 3)
     take_load(engine)
+    for number in range(3):
+        engine.add(number, ask("Short.", background=number > 0))
+        engine.step()
+    engine.add(3, ask("Short.", background=True))  # it waits
+    load = take_load(engine)
+    assert (load.num_running, load.num_waiting, load.num_background, load.repaired) == (1, 0, 3, 3)
+    assert 0 < load.kv_used_ratio < engine.scheduler.blocks.used_ratio
+    for number in range(4):
+        engine.abort(number)
     for _ in range(3):
         engine.prompts.references.get(bytes(VOICE_BYTES), lambda: np.zeros((1, 16), np.int16))
     load = take_load(engine)
@@ -211,7 +232,9 @@ def test_it_says_that_nothing_runs_after_the_last_abort(start: EngineStart) -> N
         replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
         replica.until(has_frames)
         replica.send(channel.Abort(1))
-        assert not chunks_of(replica.until(is_free)[-1:], 1)
+        [*_, last] = replica.until(is_free)
+        assert isinstance(last, channel.Produced)
+        assert (last.chunks, last.step_s) == ((), 0.0)  # it is no step of zero frames
 
 
 def test_it_ends_with_its_socket(start: EngineStart) -> None:
@@ -273,12 +296,33 @@ def test_a_second_one_ends_the_process(start: EngineStart, monkeypatch: pytest.M
     assert [len(chunks_of(reports, number)) for number in (1, 2)] == [5, 3]
 
 
-def test_an_error_of_the_device_ends_the_process(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
-    with loaded(start, ends_with=RuntimeError) as replica:
-        monkeypatch.setattr(Engine, "step", broken)
-        replica.send(channel.Submit(1, ask()))
-        assert not any(isinstance(report, channel.Produced) for report in replica.reports)
+@pytest.mark.parametrize(("fails", "error", "num_chunks"), [
+    ("step", RuntimeError("CUDA error: an illegal memory access was encountered"), 0),
+    ("check_integrity", AssertionError("rows lost"), 2),  # once it is idle
+])  # fmt: skip
+def test_an_engine_that_is_broken_ends_its_process(
+    start: EngineStart, monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception, num_chunks: int
+) -> None:
+    with loaded(start, ends_with=type(error)) as replica:
+        monkeypatch.setattr(Engine, fails, Mock(side_effect=error))
+        replica.send(channel.Submit(1, ask(frames=2, ignore_eos=True)))
+        assert len(chunks_of([*replica.reports], 1)) == num_chunks
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("too long"), ValueError("tripped")])
+def test_text_that_trips_the_engine_ends_its_stream(error: Exception) -> None:
+    """It may have a row. No marks are kept of it, nor of one that is aborted."""
+    engine, (ours, theirs) = Mock(append_text=Mock(side_effect=error)), socket.socketpair()
+    with ours, theirs:
+        process, chunks = EngineProcess(theirs), ((4, FrameChunk(np.zeros((1, 16), np.int16), 1)),)
+        process._execute(engine, channel.Append(3, "Hello.", is_last=False))
+        process._execute(engine, channel.Submit(4, replace(ask(), marks=(("sent", 0),))))
+        process._execute(engine, channel.Abort(4))
+        assert process.first_audio_marks.follow(chunks) is chunks
+        assert [call.args for call in engine.abort.call_args_list] == [(3,), (4,)]
+        [failed] = channel.Unpacker().feed(ours.recv(1 << 16))
+        assert isinstance(failed, channel.RequestFailed)
+        assert (failed.sequence_id, str(error) in str(failed.error)) == (3, True)
 
 
 LARGE_REPORTS: list[channel.Command | channel.Report] = [channel.Loading(str(n) * 400_000) for n in range(4)]

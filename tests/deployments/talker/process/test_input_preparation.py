@@ -11,7 +11,8 @@ from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ClonePrompt, Reference, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.talker.engine.engine import Engine
-from deployments.talker.process.channel import Abort, Append, Command, Submit
+from deployments.talker.engine.startup import warm_up
+from deployments.talker.process.channel import Abort, Append, Command, Forget, Submit
 from deployments.talker.process.engine_process import InputPreparation
 from tests.deployments.talker.driving import Encoding, Recordings, ask, chunks_of, speak
 
@@ -85,9 +86,16 @@ def test_a_vector_alone_does_not_replace_codes(engine: Engine) -> None:
 
 
 def test_a_request_that_is_aborted_leaves_at_once(engine: Engine) -> None:
-    preparation, commands = InputPreparation(engine), list[Command]([Submit(1, IN_CONTEXT), Abort(1)])
-    assert preparation.due(commands) == [Abort(1)]
+    """And what concerns all requests waits for none."""
+    preparation, commands = InputPreparation(engine), list[Command]([Submit(0, IN_CONTEXT), Forget(()), Abort(0)])
+    assert preparation.due(commands) == [Forget(()), Abort(0)]
     assert not preparation
+
+
+def test_a_warm_up_is_no_lookup(engine: Engine) -> None:
+    warm_up(engine)
+    assert len(started(engine)) > 0
+    assert [cache.take_lookups() for cache in (engine.prompts.speakers, engine.prompts.references)] == [Lookups()] * 2
 
 
 def test_an_engine_that_is_asked_directly_waits(engine: Engine) -> None:

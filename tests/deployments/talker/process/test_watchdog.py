@@ -22,18 +22,27 @@ def watch(device: str) -> tuple[Watchdog, SimpleQueue[int]]:
     return Watchdog(device, lambda: None, give_up=given_up.put), given_up
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_step_that_waits_for_ever_is_given_up(device: str) -> None:
-    watchdog, given_up = watch(device)
+def test_a_step_that_waits_for_ever_is_given_up() -> None:
+    watchdog, given_up = watch("cpu")
     with watchdog.running(), watchdog.step():
         assert given_up.get(timeout=10) == EXIT_CODE
+
+
+@pytest.mark.parametrize(("device", "step_s", "idle_s", "codes"), [
+    ("cuda", 1.6, 0.0, [EXIT_CODE]), ("cpu", 1.6, 0.0, []), ("cpu", 1.6, 1.3, [EXIT_CODE]),
+    ("cpu", 61.0, 0.0, [EXIT_CODE]),
+])  # fmt: skip
+def test_a_step_that_works_has_its_time_too(device: str, step_s: float, idle_s: float, codes: list[int]) -> None:
+    watchdog, given_up = watch(device)
+    watchdog._judge(step_s, idle_s)
+    assert [given_up.get() for _ in range(given_up.qsize())] == codes
 
 
 def test_between_steps_nothing_is_expected() -> None:
     beats: SimpleQueue[int] = SimpleQueue()
     watchdog = Watchdog("cpu", lambda: beats.put(1), give_up=lambda code: pytest.fail("nothing hung"))
     with watchdog.running():
-        for _ in range(8):
+        for _ in range(4):
             beats.get(timeout=10)
 
 

@@ -13,14 +13,7 @@ from transformers.generation.logits_process import (
 
 from deployments.protocol import DRAWING_OPTIONS, Sampling
 from deployments.talker.sampling import torch_sampler
-from deployments.talker.sampling.torch_sampler import (
-    Draw,
-    _first_words,
-    penalise_repetition,
-    philox4x32,
-    philox_noise,
-    sample,
-)
+from deployments.talker.sampling.torch_sampler import Draw, penalise_repetition, philox4x32, philox_noise, sample
 from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions, DrawingOptions
 
 CPU = torch.device("cpu")
@@ -86,17 +79,6 @@ def test_philox_gives_the_published_answers(counter: str, key: str, words: str) 
     assert [f"{int(word):08x}" for word in made] == words.split()
 
 
-def test_a_cpu_draws_what_a_gpu_draws() -> None:
-    generator = torch.Generator().manual_seed(1)
-    codes = torch.randint(2**31, (9, 64), generator=generator)
-    seeds = torch.randint(-(2**63), 2**63 - 1, (9,), generator=generator)
-    frames = torch.randint(2**20, (9, 2), generator=generator)[:, 1]  # a column, as in the state of a batch
-    for codebook in (0, 15):
-        counter = (codes, torch.full_like(codes, codebook), frames[:, None], torch.zeros_like(codes))
-        by_torch = philox4x32(counter, (seeds[:, None] & 0xFFFFFFFF, seeds[:, None] >> 32 & 0xFFFFFFFF))[0]
-        assert torch.equal(_first_words(Draw(seeds, frames, codebook), codes), by_torch)
-
-
 def test_noise_counts_code_codebook_and_frame_under_the_seed() -> None:
     seed = 0xA4093822_299F31D0 - 2**64  # the bits as the signed number that tensors hold
     codes, frames = torch.tensor([[5, 1023]]), torch.tensor([77])
@@ -104,16 +86,6 @@ def test_noise_counts_code_codebook_and_frame_under_the_seed() -> None:
     counter = (codes, torch.full_like(codes, 3), torch.full_like(codes, 77), torch.zeros_like(codes))
     word = philox4x32(counter, (torch.tensor([[0x299F31D0]]), torch.tensor([[0xA4093822]])))[0]
     assert torch.equal(noise, -((word.double() + 0.5) / 2**32).log().float())
-
-
-def test_noise_depends_on_nothing_but_its_key() -> None:
-    seeds, frames = torch.tensor([3, -5, 3, 2**40]), torch.tensor([0, 1, 2, 3])
-    codes = torch.stack([torch.randperm(37, generator=torch.Generator().manual_seed(row)) for row in range(4)])
-    noise = philox_noise(Draw(seeds, frames, 2), codes)
-    for row in range(4):
-        for column in range(0, 37, 5):
-            alone = philox_noise(Draw(seeds[row : row + 1], frames[row : row + 1], 2), codes[row, column].view(1, 1))
-            assert torch.equal(alone, noise[row, column].view(1, 1))
 
 
 def test_codes_come_as_often_as_the_distribution_says() -> None:
@@ -134,13 +106,6 @@ def test_sampling_equals_hugging_faces(options: DrawingOptions) -> None:
     expected = (hugging_face(logits, options).softmax(-1) / noise).argmax(-1)
     sampled = sample(logits, packed([options] * 300), draw(300), lambda _, codes: noise.gather(-1, codes))
     assert torch.equal(sampled, expected)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_candidates_equal_hugging_faces(options: DrawingOptions) -> None:
-    for logits in random_logits(3, 60):
-        kept = (hugging_face(logits[None], options)[0] > -torch.inf).nonzero()[:, 0]
-        assert support(logits, options) == kept.tolist()
 
 
 def test_top_k_keeps_what_equals_the_kth() -> None:
