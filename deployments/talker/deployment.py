@@ -53,7 +53,7 @@ class StartNotes:
 class TalkerReplica:
     """One replica of a talker pool. It is ready once its engine process has loaded the model and warmed up."""
 
-    def __init__(self, model: str, config: TalkerConfig, name: str = "", *, makes_audio: bool) -> None:
+    def __init__(self, model: str, config: TalkerConfig, name: str, *, makes_audio: bool) -> None:
         """Start the engine. `name` labels metrics if there are several models. See `EngineClient` for `makes_audio`."""
         ray_metrics.install(name, pool="talker")
         with StartNotes() as notes:

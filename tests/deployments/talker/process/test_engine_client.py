@@ -133,7 +133,7 @@ async def test_overload_arrives_before_the_first_frame(client: EngineClient) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str, number: int) -> None:
-    talker = TalkerReplica(model, SMALL, makes_audio=True)
+    talker = TalkerReplica(model, SMALL, "", makes_audio=True)
     streams = [await talker.generate(ENDLESS) for _ in range(3)]  # the third one waits for a row
     await asyncio.gather(*(_first_frame(stream) for stream in streams[:2]))
     third = asyncio.create_task(_first_frame(streams[2]))
@@ -311,8 +311,7 @@ async def test_a_replica_has_what_its_settings_say(
     monkeypatch.setattr(deployment.ray_metrics, "install", lambda name, *, pool: labels.append((name, pool)))
     monkeypatch.setattr(deployment.StartNotes, "sleep", lambda notes, is_asleep: told.append(is_asleep))
     config = TalkerConfig(keep_alive_s=keep_alive_s)
-    bound = "m", config, "base"  # as the application binds it
-    talker = TalkerReplica(*bound, makes_audio=makes_audio)
+    talker = TalkerReplica("m", config, "base", makes_audio=makes_audio)
     talker._engine._change(lambda process: None, to_sleep=True)
     talker._engine._change(lambda process: None, to_sleep=False)
     await talker.check_health()
