@@ -240,8 +240,13 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
     for first_gpus, of_all in ((0.0, 0.5), (0.5, 0.0)):
         own = first.model_copy(update={"talker_pool": PoolConfig(num_gpus=first_gpus)})
         mixed = several(talker_pool={"num_gpus": of_all}).model_copy(update={"models": (own, second, other)})
-        [pool] = [item for item in built(mixed).deployments if item.name == "Codec-CustomVoice"]
-        assert [placement == "hybrid" for placement in pool.init_args[3].values()] == [first_gpus > 0, of_all > 0]
+        mixed_by_name = {item.name: item for item in built(mixed).deployments}
+        placed = mixed_by_name["Codec-CustomVoice"].init_args[3].values()
+        on_gpus = [each.on_gpu for each in mixed_by_name["Ingress"].init_args[1][:2]]
+        assert on_gpus == [placement == "hybrid" for placement in placed] == [first_gpus > 0, of_all > 0]
+    on_cpu = built(several(talker_pool={"num_gpus": 0.5}, talker={"device": "cpu"})).deployments
+    [models] = [item.init_args[1] for item in on_cpu if item.name == "Ingress"]
+    assert not any(each.on_gpu for each in models)
     _, models, _ = by_name["Ingress"].init_args
     assert [(each.name, each.codec.deployment_name, each.inline_talker) for each in models] == [
         ("CustomVoice", "Codec-CustomVoice", None),

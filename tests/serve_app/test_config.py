@@ -14,11 +14,13 @@ from serve_app.config import (
     AccessSettings,
     ApiSettings,
     AppConfig,
+    CodecScalingConfig,
     ConfigError,
     TalkerScalingConfig,
     is_loopback,
     read_config,
 )
+from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.ingress import Ingress
 
 SERVE_CONFIGS = {path.name: path for path in sorted((Path(__file__).parents[2] / "cluster" / "serve").glob("*.yaml"))}
@@ -52,6 +54,8 @@ def test_a_file_of_its_own_or_of_serve(file: Path, text: str, config: AppConfig)
         ("codec_scaling: {min_replicas: 9}", ["codec_scaling", "min_replicas must not exceed max_replicas"]),
         ("talker_scaling: {sequences_per_replica: 8}", ["talker_scaling.sequences_per_replica", "max_replicas, min"]),
         ("api: {admission: {max_line: 1}}", ["api.admission.max_line", "max_line_s"]),
+        ("api: {acces: 1}", ["api.acces", "access, ", "jobs, "]),
+        ("api: {jobs: {pol: 1}}", ["api.jobs.pol", "pool, "]),
         ("model: [", ["cannot be read"]),
         ("just words", ["valid dictionary"]),
         ("{model: embedded, models: [{name: a, model: b}]}", ["model and models cannot be combined"]),
@@ -138,6 +142,25 @@ def test_sizes_and_bounds_are_read_where_serve_reads_them() -> None:
     assert voices.talker_scaling is clones.talker_scaling is None
     assert designs.talker_scaling == TalkerScalingConfig(min_replicas=0, max_replicas=1)
     assert designs.talker_pool == voices.talker_pool
+
+
+PARTS = """
+applications:
+- args: {model: embedded, api: {jobs: {pool: {num_cpus: 0.5}}}, talker_pool: {num_cpus: 3},
+         codec_pool: {num_cpus: 2}, codec_scaling: {streams_per_replica: 5}}
+  deployments:
+  - {name: Jobs, num_replicas: 1}
+  - {name: Talker, num_replicas: 4}
+  - {name: Codec, autoscaling_config: {max_replicas: 6, initial_replicas: 3}}
+"""
+
+
+def test_sizes_leave_the_other_settings_of_their_pools_alone(file: Path) -> None:
+    file.write_text(PARTS, encoding="utf-8")
+    config = read_config(file)
+    pools = (config.api.of(JobSettings).pool, config.talker_pool, config.codec_pool)
+    assert [(pool.replicas, pool.num_cpus) for pool in pools] == [(1, 0.5), (4, 3), (3, 2)]
+    assert config.codec_scaling == CodecScalingConfig(min_replicas=1, max_replicas=6, streams_per_replica=5)
 
 
 @pytest.mark.parametrize("name", ["Speaker", "Talker-a", "Codec-a"])

@@ -1,6 +1,7 @@
 """A stream that several replicas bring, one after the other."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -74,10 +75,15 @@ class Replicas:
 
 
 @pytest.mark.parametrize("loss", [LOST, Moved("leaving")])
-async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception) -> None:
+async def test_a_lost_stream_goes_on_behind_what_the_reader_has(
+    loss: Exception, fed: list[tuple[str, float, dict[str, str]]]
+) -> None:
     replicas = Replicas([BEAT, frame(1), frame(2), loss], [BEAT, frame(3), loss], [BEAT, frame(4, last=True)])
     assert await replicas.read() == [1, 2, 3, 4]
     assert (replicas.asked, replicas.closed, replicas.trail) == ([0, 2, 3], 3, ["TalkerLost"] * 2)
+    of_each = [("failovers_total", {"reason": "TalkerLost"}), ("failover_gap_seconds", {"reason": "TalkerLost"})]
+    assert [(name, tags) for name, _, tags in fed] == of_each * 2
+    assert [value == 1 for _, value, _ in fed] == [True, False] * 2
 
 
 def test_the_first_other_replica_is_asked_at_once() -> None:
@@ -86,6 +92,13 @@ def test_the_first_other_replica_is_asked_at_once() -> None:
         attempts.received(frame(1))
         assert attempts.delay_after(LOST) == 0.0
         assert [attempts.delay_after(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
+    assert [attempts.delay_after(Overloaded("full", 1.0)) for _ in range(4)] == [0.16, 0.32, 0.5, 0.5]
+    attempts.received(frame(2))
+    began_ns = [began_ns for _, began_ns in attempts.with_losses(frame(3)).trail]
+    assert len(began_ns) == 2, "both losses, also if no item was passed on between them"
+    assert began_ns == sorted(began_ns)
+    assert began_ns[-1] <= time.time_ns()
+    assert attempts.with_losses(frame(4)).trail == ()
 
 
 async def test_a_stream_that_its_reader_ends_is_left_there() -> None:

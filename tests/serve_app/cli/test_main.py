@@ -234,11 +234,12 @@ def test_serve_takes_a_key_file_and_origins(
     run("create", "ada")
     monkeypatch.chdir(key_file.parent)
     port = free_port()
-    options = ["--host", "0.0.0.0", "--port", str(port), "--keys", key_file.name]
+    Path("own.yaml").write_text("api: {access: {allowed_origins: ['https://c.example']}}", encoding="utf-8")
+    options = ["--config", "own.yaml", "--host", "0.0.0.0", "--port", str(port), "--keys", key_file.name]
     serve(*options, "--allow-origin", "https://a.example", "--allow-origin", "https://b.example")
     [(config, address)] = started
     assert config.api.access.keys_file == key_file
-    assert config.api.access.allowed_origins == ("https://a.example", "https://b.example")
+    assert config.api.access.allowed_origins == tuple(f"https://{name}.example" for name in "cab")
     assert address == Address("0.0.0.0", port)
 
 
@@ -294,9 +295,15 @@ def test_several_models_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch)
     assert config.num_gpus == 0
 
 
-@pytest.mark.parametrize(("gpus", "num_gpus", "fraction"), [(1, 0.5, 0.45), (2, 1.0, 0.85)])
-def test_models_share_few_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, num_gpus: float, fraction: float) -> None:
-    for own in settings_of(monkeypatch, *CLONE_AND_VOICES, gpus=gpus).by_model().values():
+@pytest.mark.parametrize(
+    ("gpus", "more", "num_gpus", "fraction"),
+    [(1, (), 0.5, 0.45), (2, (), 1.0, 0.85), (2, ("--model", "third"), 0.5, 0.45)],
+)
+def test_models_share_few_gpus(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, more: tuple[str, ...], num_gpus: float, fraction: float
+) -> None:
+    monkeypatch.setattr(module, "resolve_auto", lambda model, **_: SimpleNamespace(model=model, reason=""))
+    for own in settings_of(monkeypatch, *CLONE_AND_VOICES, *more, gpus=gpus).by_model().values():
         assert (own.talker_pool.num_gpus, own.talker.gpu_memory_fraction) == (num_gpus, fraction)
         assert own.codec.placement == "inline"
 

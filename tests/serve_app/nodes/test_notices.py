@@ -5,13 +5,25 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from subprocess import CalledProcessError
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from serve_app import app
 from serve_app.nodes import notices
-from serve_app.nodes.notices import Aws, Gcp, MetadataUnreachable, NotDrained, Notice, cloud, raylet_options, watch
+from serve_app.nodes.notices import (
+    Aws,
+    Gcp,
+    MetadataUnreachable,
+    NotDrained,
+    Notice,
+    cloud,
+    drain_node,
+    raylet_options,
+    watch,
+)
 from tests.serve_app.nodes.metadata import ACTION, MAINTENANCE, PREEMPTED, REBALANCE, Metadata, interruption, serving
 
 
@@ -59,7 +71,7 @@ def test_an_interruption_says_when_and_a_recommendation_leaves_time(metadata: Me
 @pytest.mark.parametrize(
     ("answers", "left_s"),
     [
-        ({PREEMPTED: "TRUE"}, 30),
+        ({PREEMPTED: "TRUE\n"}, 30),
         ({MAINTENANCE: "TERMINATE_ON_HOST_MAINTENANCE"}, 3600),
         ({MAINTENANCE: "MIGRATE_ON_HOST_MAINTENANCE"}, None),  # goes on elsewhere as it is
     ],
@@ -146,5 +158,23 @@ def test_the_raylet_names_node_and_control_store(tmp_path: Path) -> None:
 
 
 def test_without_a_raylet_it_says_where_to_run(tmp_path: Path) -> None:
+    (tmp_path / "1/cmdline").mkdir(parents=True)  # a process that cannot be read any more
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2/cmdline").write_bytes(b"/opt/raylet/python\0--node_id=cd34\0")
     with pytest.raises(NotDrained, match="next to `ray start`"):
         raylet_options(tmp_path)
+
+
+def test_ray_is_told_which_node_ends_when_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders, failure = list[list[str]](), CalledProcessError(1, "ray", stderr="no such node")
+    told = {"gcs-address": "10.0.0.2:6379", "node_id": "ab12"}
+    monkeypatch.setattr(notices, "raylet_options", lambda _: told)
+    monkeypatch.setattr(notices.subprocess, "run", lambda order, **_: orders.append(order))
+    drain_node(Notice("spot instance", 120.0))
+    assert dict(zip(orders[0][4::2], orders[0][5::2], strict=True)) == {
+        "--address": "10.0.0.2:6379", "--node-id": "ab12", "--reason": "DRAIN_NODE_REASON_PREEMPTION",
+        "--reason-message": "spot instance", "--deadline-remaining-seconds": "225",
+    }  # fmt: skip
+    monkeypatch.setattr(notices.subprocess, "run", Mock(side_effect=failure))
+    with pytest.raises(NotDrained, match="no such node"):
+        drain_node(Notice("spot instance", 120.0))

@@ -136,12 +136,13 @@ class Cluster:
 
     def __init__(self) -> None:
         self.rank, self.talkers, self.answers = 0, ONE, list[Exception]()
+        self.deployment = "Ingress"
         self.asked, self.counted = Counter[int](), Counter[int]()
         notes: dict[str, bytes] = {}
         self.put_note, self.get_note = notes.__setitem__, notes.get
 
     def get_replica_context(self) -> SimpleNamespace:
-        return SimpleNamespace(deployment="Ingress", rank=SimpleNamespace(rank=self.rank))
+        return SimpleNamespace(deployment=self.deployment, rank=SimpleNamespace(rank=self.rank))
 
     def pools(self, app_name: str) -> dict[str, Pool]:
         if self.answers:
@@ -188,6 +189,8 @@ def test_one_replica_asks_for_all(cluster: Cluster, look: Callable[..., PoolWatc
     assert watch.sizes() == {"talker": (2, 2), "ingress": (3, 2)}
     assert watch._seen.deaths == {"talker": 2, "codec": 0, "ingress": 0, PROXY: 1}
     assert watch.notes() == [b"note 0", b"note 1"]
+    cluster.rank, cluster.deployment = 0, "Jobs"
+    assert not pool_watch._asks_for_all()
 
 
 def test_the_others_ask_while_it_is_away_and_recount_the_dead(cluster: Cluster, look: Callable[..., PoolWatch]) -> None:

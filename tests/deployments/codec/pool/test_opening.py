@@ -85,7 +85,9 @@ def stream_of(decode: Decode, decoder: CodecDecoder, start: DecodingStart) -> St
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 12, 39, 40, 41, ALL_FRAMES])
 @pytest.mark.parametrize("sizes", [([1], [1]), ([4, 1], [0, 1, 2]), ([40], [0, 0, 3]), ([0, 1, 0, 11], [9])])
-async def test_any_share_gives_the_same_audio(decoder: CodecDecoder, codes: Tensor, frames: int, sizes: Sizes) -> None:
+async def test_any_share_gives_the_same_audio(
+    decoder: CodecDecoder, codes: Tensor, frames: int, sizes: Sizes, fed: list[tuple[str, float, dict[str, str]]]
+) -> None:
     expected = whole(decoder, codes[0])
     frames_pcm = expected[: frames * decoder.frame_samples]
     talker, decode = Talker(codes[0].numpy().astype(np.int16), frames_pcm, decoder.frame_samples), Decode(decoder)
@@ -98,6 +100,10 @@ async def test_any_share_gives_the_same_audio(decoder: CodecDecoder, codes: Tens
     decoded = sum(len(task.codes) for task in decode.tasks if not task.silent)
     assert decoded == max(0, NUM_FRAMES - frames)
     assert sum(len(task.codes) for task in decode.tasks if task.silent) in (0, frames)  # never twice
+    by_talker = min(frames, NUM_FRAMES) * decoder.frame_samples / SAMPLE_RATE
+    for pool, seconds in (("talker", by_talker), ("codec", len(expected) / SAMPLE_RATE - by_talker)):
+        told = [value for name, value, tags in fed if (name, tags) == ("decoded_seconds_total", {"pool": pool})]
+        assert sum(told) == pytest.approx(seconds)
 
 
 async def test_the_border_of_precisions_is_not_heard(directory: Path, decoder: CodecDecoder, codes: Tensor) -> None:
