@@ -105,6 +105,9 @@ def test_another_replica_goes_on_after_all_that_was_received() -> None:
     assert progress is not None
     assert (progress.codes[:, 0].tolist(), progress.samples, progress.in_hand_s) == ([1, 2, 3], 2 * SAMPLES, 0.0)
     received.add(FrameChunk(codes(4), 0), 3 * SAMPLES)
+    received.deliver(1e-9)
+    assert received.progress is not None
+    assert received.progress.in_hand_s == 0.0, "a listener that waits has nothing in hand"
     received.deliver(60.0)
     progress = received.progress
     assert progress is not None

@@ -164,16 +164,20 @@ def test_a_burst_that_finds_room_asks_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "burst",
+    ("make", "before", "burst", "queued"),
     [
-        [TalkerRecord(running=9), TalkerRecord(running=8)],
-        [TalkerRecord(running=8, waiting=1), TalkerRecord(running=5)],
+        (talkers, [TalkerRecord(running=5)] * 2, [TalkerRecord(running=9), TalkerRecord(running=8)], 0),
+        (talkers, [TalkerRecord(running=5)] * 2, [TalkerRecord(running=8, waiting=1), TalkerRecord(running=5)], 0),
+        (codecs, [CodecRecord(streams=5)] * 2, [CodecRecord(streams=9), CodecRecord(streams=8)], 0),
+        (codecs, [CodecRecord(streams=5)] * 2, [CodecRecord(streams=8), CodecRecord(streams=5)], 1),
     ],
 )
-def test_a_burst_that_finds_none_asks_at_once(burst: list[TalkerRecord]) -> None:
-    pool = talkers(wanted=2)
-    pool.run(60, [TalkerRecord(running=5), TalkerRecord(running=4)])
-    assert pool.tick(burst).replicas == 3
+def test_a_burst_that_finds_none_asks_at_once(
+    make: Callable[..., Pool], before: list[Any], burst: list[Any], queued: int
+) -> None:
+    pool = make(wanted=2)
+    pool.run(60, before)
+    assert pool.tick(burst, queued=queued).replicas == 3
 
 
 def test_load_that_wavers_moves_nothing() -> None:
@@ -186,10 +190,11 @@ def test_load_that_wavers_moves_nothing() -> None:
 
 
 def test_streams_in_flight_keep_their_replicas() -> None:
-    settings = replace(TALKER, target_use=2.0, scale_down_margin=0.0)  # would pack two streams to a row
-    pool = talkers(settings, wanted=4)
-    pool.run(600, [TalkerRecord(running=8), TalkerRecord(running=8), TalkerRecord(running=8)])
-    assert pool.wanted == 3
+    settings = {"target_use": 2.0, "scale_down_margin": 0.0}  # would pack two streams to a row
+    talker, codec = talkers(replace(TALKER, **settings), wanted=4), codecs(replace(CODEC, **settings), wanted=4)
+    talker.run(600, [TalkerRecord(running=8)] * 3)
+    codec.run(600, [CodecRecord(streams=8)] * 3)
+    assert (talker.wanted, codec.wanted) == (3, 3)
 
 
 def test_a_short_dip_removes_nothing() -> None:

@@ -5,7 +5,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,7 +50,7 @@ def test_speech_needs_live_replicas(talkers: Pool, codecs: Pool, dead: str, runn
 
 def test_an_only_model_may_have_a_name() -> None:
     models = {"clones": ("Talker-clones", "Codec")}
-    assert KnownPools("talkray", models).is_running("clones"), "before the first answer"
+    assert KnownPools("talkray", models).state("clones").status is ModelStatus.READY, "before the first answer"
     for talkers, is_ready in ((NONE, True), (ONE, False)):
         assert known({"talker clones": talkers, "codec": NONE}, "a", models=models).is_ready() is is_ready
 
@@ -188,7 +190,7 @@ def test_one_replica_asks_for_all(cluster: Cluster, look: Callable[..., PoolWatc
     watch = look(0, 1, 2)
     assert watch.sizes() == {"talker": (2, 2), "ingress": (3, 2)}
     assert watch._seen.deaths == {"talker": 2, "codec": 0, "ingress": 0, PROXY: 1}
-    assert watch.notes() == [b"note 0", b"note 1"]
+    assert look(0).notes() == [b"note 1", b"note 2"]
     cluster.rank, cluster.deployment = 0, "Jobs"
     assert not pool_watch._asks_for_all()
 
@@ -205,21 +207,32 @@ def test_the_others_ask_while_it_is_away_and_recount_the_dead(cluster: Cluster, 
     assert (cluster.asked[1], cluster.counted[1]) == (7, 3)
 
 
-def test_an_unexpected_error_does_not_end_the_watch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dead", "looks"), [("", 3), ("c", 12)])
+def test_the_watch_outlasts_errors_and_looks_more_often_while_a_pool_is_dead(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, dead: str, looks: int
+) -> None:
     """What was seen last would stand for good: a talker that was dead then, for one."""
-    seen = threading.Event()
-
-    def is_alive(actor: str) -> bool:
-        seen.set()
-        return threading.Event().wait()  # the thread stays here, else it would go on beside all later tests
-
-    turns, ask_who_lives = list[int](), PoolWatch.ask_who_lives
+    turns, answer, now_s = iter(range(40)), cluster.pools, time.time()
+    pause = SimpleNamespace(wait=lambda _: next(turns))
+    monkeypatch.setattr(pool_watch, "threading", SimpleNamespace(Event=lambda: pause, Thread=Mock()))
+    monkeypatch.setattr(cluster, "is_alive", lambda actor: actor != dead, raising=False)
+    seen = {"Talker-base": ONE, "Talker-design": Pool(1, ("c",)), "Codec": CODEC}
+    monkeypatch.setattr(cluster, "pools", lambda app_name: answer(app_name) and seen)
     cluster.answers = [KeyError("actor_id"), ConnectionError("the controller is away")]
-    monkeypatch.setattr(
-        PoolWatch, "ask_who_lives", lambda *args: (turns.append(len(cluster.answers)), ask_who_lives(*args))
-    )
-    monkeypatch.setattr(cluster, "is_alive", is_alive, raising=False)
-    monkeypatch.setattr(pool_watch, "_TURN_S", 0.01)
-    PoolWatch("talkray", ONE_MODEL)
-    assert seen.wait(30.0)
-    assert {*turns} == {0, 1}, "it looks on at who lives where the controller does not answer"
+    for name, start in (("base", Start(now_s, took_s=1.0, is_asleep=True)), ("design", Start(now_s, "compiling"))):
+        cluster.put_note(start_key("talkray", f"Talker-{name}"), start.note())
+    watch = PoolWatch("talkray", {name: (f"Talker-{name}", "Codec") for name in ("base", "design")})
+    with pytest.raises(StopIteration):
+        watch._watch()
+    assert cluster.asked == {0: looks}
+    assert (watch.state("base").status, watch.is_running("design")) == (ModelStatus.ASLEEP, not dead)
+    assert not dead or watch.state("design").stage == "compiling"
+
+
+def test_the_metrics_are_those_of_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"NodeID": name, "NodeManagerAddress": f"10.0.0.{name}", "MetricsExportPort": 8080} for name in "12"]
+    here = SimpleNamespace(get_node_id=lambda: "2")
+    ray = SimpleNamespace(nodes=lambda: nodes, get_runtime_context=lambda: here)
+    monkeypatch.setattr(pool_watch, "ray", ray)
+    monkeypatch.setattr(pool_watch, "open_direct", lambda url, timeout_s: BytesIO(url.encode()))
+    assert pool_watch.scrape() == b"http://10.0.0.2:8080/metrics"
