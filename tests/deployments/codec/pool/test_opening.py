@@ -18,6 +18,7 @@ from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.errors import TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Progress, SynthesisRequest
 from deployments.serving.failover import with_failover
+from tests.clock import Clock
 from tests.deployments.codec.pool.test_service import assert_within_one_lsb, collect, joined_codes, joined_pcm
 
 pytestmark = pytest.mark.anyio
@@ -86,8 +87,10 @@ def stream_of(decode: Decode, decoder: CodecDecoder, start: DecodingStart) -> St
 @pytest.mark.parametrize("frames", [0, 1, 2, 12, 39, 40, 41, ALL_FRAMES])
 @pytest.mark.parametrize("sizes", [([1], [1]), ([4, 1], [0, 1, 2]), ([40], [0, 0, 3]), ([0, 1, 0, 11], [9])])
 async def test_any_share_gives_the_same_audio(
-    decoder: CodecDecoder, codes: Tensor, frames: int, sizes: Sizes, fed: list[tuple[str, float, dict[str, str]]]
-) -> None:
+    decoder: CodecDecoder, codes: Tensor, frames: int, sizes: Sizes, fed: list[tuple[str, float, dict[str, str]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("deployments.codec.pool.stream.time", Clock())  # where chunks end follows from the lead
     expected = whole(decoder, codes[0])
     frames_pcm = expected[: frames * decoder.frame_samples]
     talker, decode = Talker(codes[0].numpy().astype(np.int16), frames_pcm, decoder.frame_samples), Decode(decoder)
