@@ -2,6 +2,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -271,16 +272,32 @@ def test_one_of_several_codec_pools_has_its_name_in_its_metrics(monkeypatch: pyt
 def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:
     config = several(codec_scaling={}, talker={"max_num_seqs": 4})
     first, second, _ = config.models
-    own = {"placement": "inline", "talker_scaling": TalkerScalingConfig(max_replicas=3)}
-    second = second.model_copy(update={**own, "admission": AdmissionSettings(max_late_s=0.5)})
+    own: dict[str, Any] = {"placement": "inline", "talker_scaling": TalkerScalingConfig(max_replicas=3)}
+    own |= {"admission": AdmissionSettings(max_late_s=0.5), "talker": TalkerConfig(max_num_seqs=2)}
+    second = second.model_copy(update=own)
     by_name = {item.name: item for item in built(config.model_copy(update={"models": (first, second)})).deployments}
     assert set(by_name) == {"Ingress", "Talker-CustomVoice", "Talker-Base", "Codec", "Jobs"}
     assert by_name["Codec"].init_args[4:] == (0.5, "")  # it is as patient as the most patient model
+    assert by_name["Codec"].max_ongoing_requests == 3 * 16, "of the model that it decodes"
     scaling = by_name["Codec"]._deployment_config.autoscaling_config
-    assert policy_of(scaling)._settings.max_talker_streams == 4 * (1 + 3)  # type: ignore[attr-defined]
+    assert policy_of(scaling)._settings.max_talker_streams == 4 * 1 + 2 * 3  # type: ignore[attr-defined]
     _, models, _ = by_name["Ingress"].init_args
     assert models[0].inline_talker is None
     assert models[1].inline_talker.deployment_name == "Talker-Base"  # the ingress asks it itself
+    assert [(each.admission.max_late_s, each.config.max_num_seqs) for each in models] == [(0.25, 4), (0.5, 2)]
+    assert [by_name[f"Talker-{each.name}"].init_args[1] for each in models] == [each.config for each in models]
+    swapped = built(config.model_copy(update={"models": (second, first)})).deployments
+    [placement] = [item.init_args[1].placement for item in swapped if item.name == "Codec"]
+    assert placement == "pool", "of the one that it decodes, whichever comes first"
+
+
+@pytest.mark.parametrize("num_gpus", [0.0, 0.5])
+def test_auto_looks_for_a_model_for_its_device(num_gpus: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    found = SimpleNamespace(model="embedded")
+    monkeypatch.setattr("serve_app.app.resolve_auto", lambda model, **where: asked.append(where) or found)
+    build_app(AppConfig(models_dir=Path("mine"), talker_pool=PoolConfig(num_gpus=num_gpus)))
+    assert asked[0] == {"models_dir": Path("mine"), "gpu": num_gpus > 0}
 
 
 def test_the_default_voice_may_be_any_models() -> None:

@@ -77,6 +77,7 @@ FEW_STREAMS = replace(CODEC, max_talker_streams=12)
         (talkers(), [], {"ongoing": 12}, 2, None),
         # Full KV blocks ask for a replica though rows are free.
         (talkers(), [TalkerRecord(running=2, kv_used_ratio=0.95)], {}, 2, "kv use"),
+        (talkers(wanted=2), [TalkerRecord(running=2, kv_used_ratio=0.9)] * 2, {}, 3, "kv use"),
         # Codecs follow the streams that wait for a talker: nothing is undecoded, for the frames are still to come.
         (codecs(), [CodecRecord(streams=16, starting=16, cores=1)], {}, 3, "streams"),
         # They do not grow for streams that no talker can take, but for those that flow already.
@@ -86,7 +87,9 @@ FEW_STREAMS = replace(CODEC, max_talker_streams=12)
         (codecs(), [CodecRecord(streams=4, backlog_s=0.9, cores=1)], {}, 2, "backlog"),
         (codecs(), [CodecRecord(streams=4, backlog_s=0.9, cores=4)], {}, 1, None),
         (codecs(wanted=2), [CodecRecord(backlog_s=60)] * 2, {}, 4, None),
+        (codecs(wanted=2), [CodecRecord(streams=4, backlog_s=0.9, cores=1)] * 2, {}, 4, "backlog"),
         (codecs(), [CodecRecord(streams=5, busy_cores=1.9, cores=2)], {}, 2, "busy cores"),
+        (codecs(wanted=2), [CodecRecord(streams=5, busy_cores=1.9, cores=2)] * 2, {}, 3, "busy cores"),
     ],
 )
 def test_one_look(pool: Pool, records: list[Any], load: dict[str, float], replicas: int, reason: str | None) -> None:
