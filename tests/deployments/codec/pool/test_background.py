@@ -51,10 +51,13 @@ async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
             yield PcmChunk(b"", chunk.codes, 1)
         await going_on.wait()
 
-    stream = load.counted(synthesize, OF_A_JOB, generate)
-    assert len((await anext(stream)).codes) == 1  # although there is room for no stream
+    stream, other = (load.counted(synthesize, OF_A_JOB, generate) for _ in range(2))
+    for each in (stream, other):
+        assert len((await anext(each)).codes) == 1  # although there is room for no stream
     record = load.record()
-    assert (record.background, record.streams, record.starting, record.backlog_s) == (1.0, 0.0, 0.0, 0.0)
+    assert (record.background, record.streams, record.starting, record.backlog_s) == (2.0, 0.0, 0.0, 0.0)
+    await other.aclose()
+    assert load.record().background == 1.0
 
     async def decoding() -> int:
         return 7

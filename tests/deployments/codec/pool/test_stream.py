@@ -265,6 +265,7 @@ async def test_quiet_frames_in_front_go_but_their_codes_stay(decode: FakeDecode)
     due = [task.deadline_s for task in decode.tasks]
     assert due[2] > due[1] > due[0]  # nothing delivered yet: each chunk is due when it is asked for
     assert chunks[0].pcm == chunks[1].pcm == b""
+    assert [len(task.codes) for task in decode.tasks][:7] == [1] * 7, "the ramp begins with the sound"
 
 
 @pytest.mark.parametrize("gpu_frames", [0, ALL_FRAMES])
