@@ -72,6 +72,10 @@ def test_each_pool_gets_its_own_settings() -> None:
     by_name = {item.name: item for item in built(config).deployments}
     codec, talker = by_name["Codec"], by_name["Talker"]
     assert (codec.num_replicas, "label_selector" in codec.ray_actor_options) == (1, False)
+    assert codec.init_args[3] == {}, "the talkers of a single model say where they are"
+    assert by_name["Ingress"]._deployment_config.backpressure_config.status_code == 429
+    inline = config.model_copy(update={"codec": CodecConfig(placement="inline")})
+    assert inline.codec_requests == talker.max_ongoing_requests < config.codec_requests
     assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 10, 9)
     assert talker.ray_actor_options is not None
     assert talker.ray_actor_options == {"num_cpus": 4, "num_gpus": 0.5, "label_selector": {"pool": "talker"}}
@@ -184,12 +188,6 @@ def test_a_job_starts_talkers_only_of_models_that_say_so(jobs: dict[str, str], w
     scaling = {"min_replicas": 0, **jobs}
     models = [{"name": "nora", "model": "embedded", "talker_scaling": scaling}, {"name": "otto", "model": "embedded"}]
     assert extension.deploy(AppConfig.model_validate({"models": models}), ()).arguments[2] == (*waking, "otto")
-
-
-def test_every_queue_is_bounded() -> None:
-    config = AppConfig()
-    for pool in (config.ingress_pool, config.codec_pool, config.talker_pool):
-        assert options(pool, 1)["max_queued_requests"] >= 0
 
 
 TORCH = "torch transformers"

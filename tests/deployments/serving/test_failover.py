@@ -76,10 +76,13 @@ class Replicas:
 
 
 @pytest.mark.parametrize("loss", [LOST, Moved("leaving")])
-async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception) -> None:
+async def test_a_lost_stream_goes_on_behind_what_the_reader_has(
+    loss: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     replicas = Replicas([BEAT, frame(1), frame(2), loss], [BEAT, frame(3), loss], [BEAT, frame(4, last=True)])
     assert await replicas.read() == [1, 2, 3, 4]
     assert (replicas.asked, replicas.closed, replicas.trail) == ([0, 2, 3], 3, ["TalkerLost"] * 2)
+    assert ["request r continues" in each and str(loss) in each for each in caplog.messages] == [True, True]
 
 
 def test_another_replica_is_asked_at_once_and_others_ever_later_and_losses_are_told(
@@ -169,20 +172,6 @@ async def test_without_a_replica_patience_ends_in_an_error(monkeypatch: pytest.M
     with pytest.raises(TalkerLost) as caught:
         await replicas.read()
     assert isinstance(caught.value.__cause__, NotReady)
-
-
-async def test_leaving_closes_what_is_behind() -> None:
-    replicas = Replicas([frame(1), frame(2)])
-    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
-        await anext(chunks)
-    assert replicas.closed == 1
-
-
-async def test_a_handover_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> None:
-    await Replicas([frame(1), LOST], [frame(2, last=True)]).read()
-    (record,) = caplog.records
-    assert "request r continues" in record.getMessage()
-    assert "gone" in record.getMessage()
 
 
 async def test_cancelling_ends_the_wait() -> None:

@@ -123,12 +123,6 @@ def test_other_exceptions_stay_what_they_are() -> None:
     assert from_ray_error(error, TalkerLost, Rate()) is error
 
 
-async def test_a_stream_passes_its_items_on() -> None:
-    handle = Handle("a", "b")
-    assert await collect(read_replica(handle, "generate", "request", lost=TalkerLost)) == ["a", "b"]
-    assert handle.calls == [("generate", True), ("request",)]
-
-
 async def test_an_error_comes_after_the_items_before_it() -> None:
     handle = Handle("a", from_replica(InvalidRequest("too long", "input")))
     async with aclosing(read_replica(handle, "generate", "request", lost=TalkerLost)) as items:

@@ -12,7 +12,6 @@ import pytest
 import ray
 from ray.core.generated.common_pb2 import ActorDeathCause, ActorDiedErrorContext, OomContext
 from ray.serve._private import replica
-from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.constants import SERVE_PROXY_NAME
 
@@ -39,12 +38,6 @@ def test_one_file_uses_private_names_but_for_subclasses() -> None:
     commands = {"tools/talkray_tools/logs.py"}  # without a token, Ray would abort the command
     suites = {"tools/experiments/fleet/control.py", "tools/suites/pools.py"}
     assert users - subclasses - schemas - commands - suites == {"deployments/serving/ray_private.py"}
-
-
-def test_what_is_asked_of_the_controller_is_there() -> None:
-    assert isinstance(ServeControllerClient.http_config, property)
-    assert callable(ServeControllerClient.get_serve_details)
-    assert callable(ray._private.state.actors)
 
 
 def test_replicas_say_that_they_stop_where_it_is_read() -> None:

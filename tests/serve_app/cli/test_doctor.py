@@ -50,11 +50,6 @@ def test_a_healthy_machine() -> None:
     assert {"Python", "ray", "torch", "HAProxy", "GPU", "attention", "weights", "disk", "port"} <= found.keys()
 
 
-def test_a_line_says_whether_and_what() -> None:
-    assert Finding("port", "8000 is taken", ok=False).line() == "FAIL  port         8000 is taken"
-    assert Finding("port", "8000 is free").line().startswith("ok    port")
-
-
 @pytest.mark.parametrize(("file", "problem"), [
     ("deployments/__init__.py", "hides the package deployments: start in another folder"),
     ("serve_app/__init__.py", "hides the package serve_app: start in another folder"),
@@ -151,8 +146,11 @@ def test_the_precision_of_a_running_server() -> None:
     assert (finding.ok, "is chosen at start" in finding.text) == (True, True)
 
 
-def test_a_port_that_talkray_itself_holds_is_no_failure() -> None:
+def test_what_talkray_itself_holds_is_no_failure(nvidia_smi: Callable[..., None]) -> None:
+    nvidia_smi(8192, 100)
     with server("") as port:
+        smallest = [doctor._smallest(address) for address in (Address("127.0.0.1", port), here())]
+        assert [card and card.free >> 20 for card in smallest] == [8192, 100], "its memory is free once it has stopped"
         finding = findings(port=port)["port"]
         assert finding.ok
         assert f"Talkray is running at http://127.0.0.1:{port}" in finding.text
@@ -257,6 +255,8 @@ def test_settings_of_no_file_follow_a_shared_gpu(nvidia_smi: Callable[..., None]
     assert "2.5 GiB free" in finding.text
     nvidia_smi(80_000)
     assert for_this_card(many, here()) == many
+    nvidia_smi(80_000, 2_560)
+    assert for_this_card(EMBEDDED, here()) == EMBEDDED, "a server without a GPU"
 
 
 @pytest.mark.usefixtures("in_process")

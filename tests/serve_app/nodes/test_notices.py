@@ -14,17 +14,7 @@ import pytest
 
 from serve_app import app
 from serve_app.nodes import notices
-from serve_app.nodes.notices import (
-    Aws,
-    Gcp,
-    MetadataUnreachable,
-    NotDrained,
-    Notice,
-    cloud,
-    drain_node,
-    raylet_options,
-    watch,
-)
+from serve_app.nodes.notices import Aws, Gcp, MetadataUnreachable, NotDrained, Notice, cloud, raylet_options, watch
 from tests.clock import Clock
 from tests.serve_app.nodes.metadata import ACTION, MAINTENANCE, PREEMPTED, REBALANCE, Metadata, interruption, serving
 
@@ -177,11 +167,11 @@ def test_ray_is_told_which_node_ends_when_and_why(monkeypatch: pytest.MonkeyPatc
     told = {"gcs-address": "10.0.0.2:6379", "node_id": "ab12"}
     monkeypatch.setattr(notices, "raylet_options", lambda _: told)
     monkeypatch.setattr(notices.subprocess, "run", lambda order, **_: orders.append(order))
-    drain_node(Notice("spot instance", 120.0))
+    notices.drain_node(Notice("spot instance", 120.0))
     assert dict(zip(orders[0][4::2], orders[0][5::2], strict=True)) == {
         "--address": "10.0.0.2:6379", "--node-id": "ab12", "--reason": "DRAIN_NODE_REASON_PREEMPTION",
         "--reason-message": "spot instance", "--deadline-remaining-seconds": "225",
     }  # fmt: skip
     monkeypatch.setattr(notices.subprocess, "run", Mock(side_effect=failure))
     with pytest.raises(NotDrained, match="no such node"):
-        drain_node(Notice("spot instance", 120.0))
+        notices.drain_node(Notice("spot instance", 120.0))

@@ -58,11 +58,6 @@ def codecs(settings: CodecScaling = CODEC, *, wanted: int = 1) -> Pool:
     return Pool(settings, decide_codec, wanted)
 
 
-def test_an_idle_pool_stays_as_it_is() -> None:
-    assert set(talkers().run(30)) == {1}
-    assert set(codecs().run(30)) == {1}
-
-
 FEW_STREAMS = replace(CODEC, max_talker_streams=12)
 
 

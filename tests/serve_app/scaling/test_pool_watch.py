@@ -87,12 +87,6 @@ def test_a_large_cluster_is_looked_at_less_often(replicas: int, is_running: bool
     assert turns_per_look(replicas, is_running=is_running) == turns
 
 
-def test_a_note_says_what_was_seen() -> None:
-    seen = Seen({"talker": Pool(2, ("a", "c")), "codec": NONE}, {"talker": 1})
-    assert Seen.read(seen.note()) == seen
-    assert seen.note() != seen.note()
-
-
 def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Start(time.time() - 5.0, "compiling", usual_s=10.0)
     notes = {start_key("talkray", "Talker-base"): start.note()}
@@ -121,14 +115,6 @@ def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pyt
     notes[start_key("talkray", "Talker-custom")] = replace(start.ended(time.time()), is_asleep=True).note()
     pools.read_starts(notes.get, running=True)
     assert pools.state("custom").status is ModelStatus.ASLEEP
-
-
-@pytest.mark.parametrize(
-    ("deployment", "pool"),
-    [("Talker", "talker"), ("Codec", "codec"), ("Talker-1.7B-Base", "talker 1.7B-Base")],
-)
-def test_a_deployment_names_its_pool_and_its_model(deployment: str, pool: str) -> None:
-    assert pool_watch.pool_of(deployment) == pool
 
 
 class Cluster:

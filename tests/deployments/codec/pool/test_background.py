@@ -10,7 +10,6 @@ import pytest
 from deployments.codec.batch import DecodeTask
 from deployments.codec.pool.capacity import CodecLoad
 from deployments.codec.pool.service import Placement
-from deployments.listener import Listener
 from deployments.protocol import ALL_FRAMES, FrameChunk, PcmChunk, SynthesisRequest
 from deployments.serving.replica_streams import Generate
 from tests.deployments.codec.pool.test_gate import NOWHERE
@@ -19,13 +18,6 @@ pytestmark = pytest.mark.anyio
 
 CODES = np.zeros((1, 16), np.int16)
 OF_A_JOB = SynthesisRequest("1", "text", background=True)
-
-
-def test_nothing_is_ever_due_for_a_job() -> None:
-    listener = Listener.of(background=True)
-    assert listener.deliver(1.0, now_s=5.0) == 0.0
-    assert listener.deliver(1.0, now_s=500.0) == 0.0
-    assert (listener.lead_s(600.0), listener.stalled_s) == (math.inf, 0.0)
 
 
 def test_they_are_made_where_no_worker_is_taken_from_others() -> None:

@@ -1,7 +1,6 @@
 """A stream that another replica began goes on at the very next sample."""
 
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,9 +107,3 @@ def test_a_recalled_state_is_one_that_decoded_all(tiny_checkpoint: Callable[[str
     rest, _ = decoder.decode(codes[None, num_frames:], [decoder.state_after(codes[:num_frames])])
     expected = to_pcm16(whole)[0, num_frames * FRAME_SAMPLES :]
     assert_within_one_lsb(to_pcm16(rest)[0], expected)
-
-
-async def test_leaving_a_resumed_stream_closes_it(service: CodecService) -> None:
-    request = replace(REQUEST, resume=Progress(CODES[:20], 0))
-    async with aclosing(service.decode_stream(request, Talker(CODES).generate)) as chunks:
-        assert (await anext(chunks)).pcm
