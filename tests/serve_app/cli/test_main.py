@@ -183,18 +183,22 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-def test_create_list_revoke(key_file: Path) -> None:
+def test_create_list_revoke(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = run("create", "ada", "--max-streams", "2").strip()
     other = run("create", "bob", "--requests-per-minute", "60").strip()
-    Keys(key_file).find(key)
-    lines = run("list").splitlines()
+    assert not Keys(key_file).find(key).admin
+    root = run("create", "root", "--admin").strip()
+    assert Keys(key_file).find(root).admin
+    *lines, of_root = run("list").splitlines()
+    assert of_root.split()[:3] == [root.split("-")[1], "root", "(admin)"]
     assert [line.split()[:6] for line in lines] == [
         [key.split("-")[1], "ada", "any", "requests/min", "2", "streams"],
         [other.split("-")[1], "bob", "60", "requests/min", "any", "streams"],
     ]
     assert key not in run("list")
+    monkeypatch.setattr("serve_app.cli.key_file._now", lambda: "later")
     assert "revoked" in run("revoke", "ada")
-    assert ["revoked" in line for line in run("list").splitlines()] == [True, False]
+    assert [line.endswith("revoked later") for line in run("list").splitlines()] == [True, False, False]
     with pytest.raises(Unauthorized):
         Keys(key_file).find(key)
 

@@ -34,7 +34,7 @@ class Server:
     """Remembers what it was asked and answers with a scripted status."""
 
     def __init__(self) -> None:
-        self.voices: list[dict[str, str]] = [{"id": "nora"}]
+        self.voices: list[dict[str, str]] = [{"id": "nora"}, {"id": "felix"}]
         self.asked: list[dict[str, object]] = []
         self.status, self.content = 200, wav_of(0.5)
         self.headers: dict[str, str] = {}

@@ -29,8 +29,10 @@ def keys(file: Path, key: str) -> Keys:
 
 
 def test_a_created_key_is_valid_and_kept_as_a_hash_only(file: Path, key: str) -> None:
-    bob, *more = [create_key(file, name) for name in ("bob", *["ada"] * 4)]
+    bob, *more = [create_key(file, name) for name in ("bob", 512 * "x", *["ada"] * 3)]
     assert (Keys(file).find(key).name, Keys(file).find(bob).name) == ("ada", "bob")
+    with pytest.raises(ConfigError, match="has 513 characters; use at most 512"):
+        create_key(file, 513 * "x")
     record, *others = read_keys(file).keys
     assert len({key, bob, *more}) == len({each.sha256 for each in (record, *others)}) == 6
     assert (record.name, key.split("-")[1]) == ("ada", record.id)

@@ -2,6 +2,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,6 +12,7 @@ from deployments.errors import StartError
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve import local_server
 from serve_app.cli.serve.local_server import Address, first_page, logical_cpus, root_cause, why_unusable
+from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import POOLS, AppConfig
 from tests.loadtest.servers import QuietHandler
 from tests.loadtest.servers import running as serving
@@ -53,6 +55,15 @@ def test_every_pool_has_a_place_on_a_machine_with_fewer_cpus(monkeypatch: pytest
     assert logical_cpus(AppConfig()) == 2
     pools = [sized(pool, {"num_cpus": 1}) for pool in POOLS.values()]
     assert logical_cpus(AppConfig.model_validate({name: value for each in pools for name, value in each.items()})) == 4
+    three = {f"{pool}_pool": {"num_cpus": 1} for pool in ("ingress", "codec", "talker")} | {"api": {"extensions": []}}
+    models = [{"name": name, "model": "embedded"} for name in "ab"]
+    two = {**three, "models": models, "talker_scaling": {"max_replicas": 3}}
+    assert [logical_cpus(AppConfig.model_validate(each)) for each in (three, two)] == [3, 1 + 2 + 6]
+
+
+def test_nothing_is_started_that_others_could_use_without_a_key(listener: int, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="API keys are not required"):
+        local_server.start(AppConfig(), Address("0.0.0.0", listener), RunFolder(tmp_path), pytest.fail)
 
 
 @pytest.mark.usefixtures("servers_folder")
