@@ -3,6 +3,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -128,6 +129,36 @@ def test_replicas_listen_on_loopback_wherever_their_server_does(monkeypatch: pyt
     monkeypatch.setattr("ray.serve.start", start)
     local_server._start_proxy(Address("0.0.0.0", 8000))
     assert start.call_args.kwargs["http_options"]["host"] == "127.0.0.1"
+
+
+Overview = tuple[str, dict[str, tuple[str, str]]]
+STARTING: Overview = "DEPLOYING", {"Talker-a": ("UPDATING", "Waiting for resources"), "Codec": ("HEALTHY", "")}
+
+
+@pytest.mark.parametrize(("seen", "failure"), [
+    ([STARTING, STARTING], None), ([STARTING, ("UNHEALTHY", {})], "the application did not start: why"),
+    ([STARTING, ("DEPLOY_FAILED", {})], "the application did not start: why"),
+    ([STARTING, ("DEPLOYING", {"Talker-a": ("UPDATING", QUOTED)})], "^Talker-a did not start: /m/model"),
+])  # fmt: skip
+def test_a_roll_out_tells_what_changes_and_ends_at_the_first_failure(
+    seen: list[Overview], failure: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overview(status: str, states: dict[str, tuple[str, str]]) -> SimpleNamespace:
+        def of(state: str, said: str) -> SimpleNamespace:
+            return SimpleNamespace(status=SimpleNamespace(value=state), message=said)
+
+        each = {name: of(*told) for name, told in states.items()}
+        return SimpleNamespace(status=status, message="why", deployments=each)
+
+    answers, lines, check = iter([*seen, ("RUNNING", {})]), list[str](), Mock()
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"talkray": overview(*next(answers))}))
+    monkeypatch.setattr("ray.serve.run_many", Mock())
+    monkeypatch.setattr("serve_app.app.build_app", Mock())
+    monkeypatch.setattr(local_server, "_POLL_S", 0.0)
+    with nullcontext() if failure is None else pytest.raises(StartError, match=failure):
+        local_server.roll_out(AppConfig(), lines.append, check=check)
+    assert [line.partition(" (")[0] for line in lines] == ["deploying", "speech model a starting, audio decoder ready"]
+    assert check.call_count == (2 if failure is None else 1)
 
 
 def test_the_root_cause_is_the_end_of_what_serve_quotes_or_the_message_itself() -> None:
