@@ -92,7 +92,9 @@ def test_where_nothing_answers() -> None:
     result = CliRunner().invoke(cli, ["check-client", f"http://127.0.0.1:{port}"])
     assert isinstance(result.exception, TalkrayError)
     assert f"127.0.0.1:{port}" in str(result.exception)
-    handler = type("Handler", (QuietHandler,), {"do_GET": lambda self: self.answer(200, b"{}")})
+    handler = type(
+        "Handler", (QuietHandler,), {"do_GET": lambda self: self.answer(200, b"{}", content_type="application/json")}
+    )
     with running(handler) as url:
         result = CliRunner().invoke(cli, ["check-client", url])
     assert f"no Talkray server responds at {url}" in str(result.exception)

@@ -199,7 +199,12 @@ def test_the_watch_outlasts_errors_and_looks_more_often_while_a_pool_is_dead(
 ) -> None:
     """What was seen last would stand for good: a talker that was dead then, for one."""
     turns, answer, now_s = iter(range(40)), cluster.pools, time.time()
-    pause = SimpleNamespace(wait=lambda _: next(turns))
+
+    def wait(_: float) -> None:
+        if next(turns) == 39:
+            cluster.put_note(start_key("talkray", "Talker-design"), Start(now_s, "warming up").note())
+
+    pause = SimpleNamespace(wait=wait)
     monkeypatch.setattr(pool_watch, "threading", SimpleNamespace(Event=lambda: pause, Thread=Mock()))
     monkeypatch.setattr(cluster, "is_alive", lambda actor: actor != dead, raising=False)
     seen = {"Talker-base": ONE, "Talker-design": Pool(1, ("c",)), "Codec": CODEC}
@@ -212,7 +217,7 @@ def test_the_watch_outlasts_errors_and_looks_more_often_while_a_pool_is_dead(
         watch._watch()
     assert cluster.asked == {0: looks}
     assert (watch.state("base").status, watch.is_running("design")) == (ModelStatus.ASLEEP, not dead)
-    assert not dead or watch.state("design").stage == "compiling"
+    assert not dead or watch.state("design").stage == "warming up"
 
 
 def test_the_metrics_are_those_of_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
