@@ -2,6 +2,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,10 @@ def test_each_pool_gets_its_own_settings() -> None:
     by_name = {item.name: item for item in built(config).deployments}
     codec, talker = by_name["Codec"], by_name["Talker"]
     assert (codec.num_replicas, "label_selector" in codec.ray_actor_options) == (1, False)
+    assert codec.init_args[3] == {}, "the talkers of a single model say where they are"
+    assert by_name["Ingress"]._deployment_config.backpressure_config.status_code == 429
+    inline = config.model_copy(update={"codec": CodecConfig(placement="inline")})
+    assert inline.codec_requests == talker.max_ongoing_requests < config.codec_requests
     assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 10, 9)
     assert talker.ray_actor_options is not None
     assert talker.ray_actor_options == {"num_cpus": 4, "num_gpus": 0.5, "label_selector": {"pool": "talker"}}
@@ -185,12 +190,6 @@ def test_a_job_starts_talkers_only_of_models_that_say_so(jobs: dict[str, str], w
     assert extension.deploy(AppConfig.model_validate({"models": models}), ()).arguments[2] == (*waking, "otto")
 
 
-def test_every_queue_is_bounded() -> None:
-    config = AppConfig()
-    for pool in (config.ingress_pool, config.codec_pool, config.talker_pool):
-        assert options(pool, 1)["max_queued_requests"] >= 0
-
-
 TORCH = "torch transformers"
 
 
@@ -240,8 +239,13 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
     for first_gpus, of_all in ((0.0, 0.5), (0.5, 0.0)):
         own = first.model_copy(update={"talker_pool": PoolConfig(num_gpus=first_gpus)})
         mixed = several(talker_pool={"num_gpus": of_all}).model_copy(update={"models": (own, second, other)})
-        [pool] = [item for item in built(mixed).deployments if item.name == "Codec-CustomVoice"]
-        assert [placement == "hybrid" for placement in pool.init_args[3].values()] == [first_gpus > 0, of_all > 0]
+        mixed_by_name = {item.name: item for item in built(mixed).deployments}
+        placed = mixed_by_name["Codec-CustomVoice"].init_args[3].values()
+        on_gpus = [each.on_gpu for each in mixed_by_name["Ingress"].init_args[1][:2]]
+        assert on_gpus == [placement == "hybrid" for placement in placed] == [first_gpus > 0, of_all > 0]
+    on_cpu = built(several(talker_pool={"num_gpus": 0.5}, talker={"device": "cpu"})).deployments
+    [models] = [item.init_args[1] for item in on_cpu if item.name == "Ingress"]
+    assert not any(each.on_gpu for each in models)
     _, models, _ = by_name["Ingress"].init_args
     assert [(each.name, each.codec.deployment_name, each.inline_talker) for each in models] == [
         ("CustomVoice", "Codec-CustomVoice", None),
@@ -266,16 +270,32 @@ def test_one_of_several_codec_pools_has_its_name_in_its_metrics(monkeypatch: pyt
 def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:
     config = several(codec_scaling={}, talker={"max_num_seqs": 4})
     first, second, _ = config.models
-    own = {"placement": "inline", "talker_scaling": TalkerScalingConfig(max_replicas=3)}
-    second = second.model_copy(update={**own, "admission": AdmissionSettings(max_late_s=0.5)})
+    own: dict[str, Any] = {"placement": "inline", "talker_scaling": TalkerScalingConfig(max_replicas=3)}
+    own |= {"admission": AdmissionSettings(max_late_s=0.5), "talker": TalkerConfig(max_num_seqs=2)}
+    second = second.model_copy(update=own)
     by_name = {item.name: item for item in built(config.model_copy(update={"models": (first, second)})).deployments}
     assert set(by_name) == {"Ingress", "Talker-CustomVoice", "Talker-Base", "Codec", "Jobs"}
     assert by_name["Codec"].init_args[4:] == (0.5, "")  # it is as patient as the most patient model
+    assert by_name["Codec"].max_ongoing_requests == 3 * 16, "of the model that it decodes"
     scaling = by_name["Codec"]._deployment_config.autoscaling_config
-    assert policy_of(scaling)._settings.max_talker_streams == 4 * (1 + 3)  # type: ignore[attr-defined]
+    assert policy_of(scaling)._settings.max_talker_streams == 4 * 1 + 2 * 3  # type: ignore[attr-defined]
     _, models, _ = by_name["Ingress"].init_args
     assert models[0].inline_talker is None
     assert models[1].inline_talker.deployment_name == "Talker-Base"  # the ingress asks it itself
+    assert [(each.admission.max_late_s, each.config.max_num_seqs) for each in models] == [(0.25, 4), (0.5, 2)]
+    assert [by_name[f"Talker-{each.name}"].init_args[1] for each in models] == [each.config for each in models]
+    swapped = built(config.model_copy(update={"models": (second, first)})).deployments
+    [placement] = [item.init_args[1].placement for item in swapped if item.name == "Codec"]
+    assert placement == "pool", "of the one that it decodes, whichever comes first"
+
+
+@pytest.mark.parametrize("num_gpus", [0.0, 0.5])
+def test_auto_looks_for_a_model_for_its_device(num_gpus: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+    found = SimpleNamespace(model="embedded")
+    monkeypatch.setattr("serve_app.app.resolve_auto", lambda model, **where: asked.append(where) or found)
+    build_app(AppConfig(models_dir=Path("mine"), talker_pool=PoolConfig(num_gpus=num_gpus)))
+    assert asked[0] == {"models_dir": Path("mine"), "gpu": num_gpus > 0}
 
 
 def test_the_default_voice_may_be_any_models() -> None:

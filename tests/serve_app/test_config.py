@@ -14,11 +14,13 @@ from serve_app.config import (
     AccessSettings,
     ApiSettings,
     AppConfig,
+    CodecScalingConfig,
     ConfigError,
     TalkerScalingConfig,
     is_loopback,
     read_config,
 )
+from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.ingress import Ingress
 
 SERVE_CONFIGS = {path.name: path for path in sorted((Path(__file__).parents[2] / "cluster" / "serve").glob("*.yaml"))}
@@ -52,6 +54,10 @@ def test_a_file_of_its_own_or_of_serve(file: Path, text: str, config: AppConfig)
         ("codec_scaling: {min_replicas: 9}", ["codec_scaling", "min_replicas must not exceed max_replicas"]),
         ("talker_scaling: {sequences_per_replica: 8}", ["talker_scaling.sequences_per_replica", "max_replicas, min"]),
         ("api: {admission: {max_line: 1}}", ["api.admission.max_line", "max_line_s"]),
+        ("api: {acces: 1}", ["api.acces", "access, ", "jobs, "]),
+        ("api: {jobs: {pol: 1}}", ["api.jobs.pol", "pool, "]),
+        ("api: {extensions: [], jobs: {}}", ["api.jobs: this extension is not in api.extensions"]),
+        ("{jobs_pool: {}, api: {text: {joints: 1}}}", ["write api.jobs.pool instead", "write api.continuity.joints"]),
         ("model: [", ["cannot be read"]),
         ("just words", ["valid dictionary"]),
         ("{model: embedded, models: [{name: a, model: b}]}", ["model and models cannot be combined"]),
@@ -140,6 +146,26 @@ def test_sizes_and_bounds_are_read_where_serve_reads_them() -> None:
     assert designs.talker_pool == voices.talker_pool
 
 
+PARTS = """
+applications:
+- args: {model: embedded, api: {jobs: {pool: {num_cpus: 0.5}}}, talker_pool: {num_cpus: 3},
+         codec_pool: {num_cpus: 2}, codec_scaling: {streams_per_replica: 5}}
+  deployments:
+  - {name: Jobs, num_replicas: 1}
+  - {name: Talker, autoscaling_config: {initial_replicas: 4}}
+  - {name: Codec, autoscaling_config: {max_replicas: 6, initial_replicas: 3}}
+"""
+
+
+def test_sizes_leave_the_other_settings_of_their_pools_alone(file: Path) -> None:
+    file.write_text(PARTS, encoding="utf-8")
+    config = read_config(file)
+    pools = (config.api.of(JobSettings).pool, config.talker_pool, config.codec_pool)
+    assert [(pool.replicas, pool.num_cpus) for pool in pools] == [(1, 0.5), (4, 3), (3, 2)]
+    assert config.talker_scaling == TalkerScalingConfig(max_replicas=1)
+    assert config.codec_scaling == CodecScalingConfig(min_replicas=1, max_replicas=6, streams_per_replica=5)
+
+
 @pytest.mark.parametrize("name", ["Speaker", "Talker-a", "Codec-a"])
 def test_a_size_of_no_pool_is_named(file: Path, name: str) -> None:
     file.write_text(f"applications: [{{args: {{model: embedded}}, deployments: [{{name: {name}}}]}}]")
@@ -179,15 +205,13 @@ def test_without_keys_only_loopback_names_are_answered_to_unless_names_are_confi
 
 
 def test_names_of_hosts_and_pages_are_read_as_clients_write_them() -> None:
-    access = AccessSettings(
-        allowed_hosts=("TTS.Example.com", "tts.example.org.", "[::1]", "0:0::2"),
-        allowed_origins=("https://App.example.com/", "https://b.example:443", "http://c.example:8080", "*", "null"),
-    )
+    origins = {"https://App.example.com/": "https://app.example.com", "https://b.example:443": "https://b.example"}
+    origins |= {"http://c.example:80": "http://c.example", "http://d.example:443": "http://d.example:443"}
+    origins |= {"*": "*", "null": "null"}
+    hosts = ("TTS.Example.com", "tts.example.org.", "[::1]", "0:0::2")
+    access = AccessSettings(allowed_hosts=hosts, allowed_origins=tuple(origins))
     assert access.allowed_hosts == ("tts.example.com", "tts.example.org", "::1", "::2")
-    assert access.allowed_origins == (
-        *("https://app.example.com", "https://b.example", "http://c.example:8080"),
-        *("*", "null"),
-    )
+    assert access.allowed_origins == tuple(origins.values())
 
 
 HOSTS = ["", "https://tts.example.com", "tts.example.com:8000", "[::1]:8000", "a b"]
@@ -240,8 +264,3 @@ def test_a_model_takes_from_the_application_what_it_leaves_out(file: Path) -> No
     assert (voices.models, clones.models) == ((), ())
     assert config.num_gpus == 0  # the one with a GPU may be at zero
     assert config.ingress_requests == 2 * (config.api.admission.max_streams + 8)
-
-
-def test_a_single_model_is_the_configuration_itself() -> None:
-    config = AppConfig(model="embedded")
-    assert config.by_model() == {"": config}

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,13 +14,14 @@ from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
+from deployments.autoscaling_records import CodecRecord
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.deployment import CodecReplica
 from deployments.codec.pool import service
 from deployments.codec.pool.service import Placement
 from deployments.config import CodecConfig
-from deployments.errors import NotReady
+from deployments.errors import CodecLost, NotReady
 from deployments.protocol import SynthesisRequest
 from deployments.serving import ray_private
 from tests.deployments.serving.test_handles import Handle
@@ -50,7 +51,7 @@ def task(deadline_s: float, frames: int) -> DecodeTask:
 def placement(monkeypatch: pytest.MonkeyPatch) -> Placement:
     """That of a service which decodes nothing."""
     placed = Placement("hybrid")
-    nothing = SimpleNamespace(placement=placed, gate=None, frame_s=0.08, failure=None, decode_stream=None)
+    nothing = SimpleNamespace(placement=placed, gate=None, frame_s=0.08, failure=None, decode_stream=None, forget=len)
     monkeypatch.setattr(service, "CodecService", lambda *_, **__: nothing)
     return placed
 
@@ -69,13 +70,20 @@ async def test_where_its_talkers_run_is_asked_once(placement: Placement, on_gpu:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [ActorDiedError(), BackPressureError(1, 1), NotReady("not yet")])
-async def test_a_start_meets_the_talkers_once_and_goes_on_without_them(placement: Placement, error: Exception) -> None:
+async def test_a_start_meets_the_talkers_once_and_goes_on_without_them(
+    placement: Placement, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     talkers = Handle(error)
     replica = CodecReplica("model", CodecConfig(), {"": talkers}, {}, 0.25)  # type: ignore[dict-item]
     for _ in range(2):
         await replica.check_health()
         assert talkers.calls == [("describe", False), ()]
     assert not placement.talker_on_gpu
+    assert await replica.forget((b"a voice", b"another")) == 2
+    assert replica.record_autoscaling_stats().keys() == {field.name for field in fields(CodecRecord)}
+    monkeypatch.setattr(replica._service, "failure", "hung")
+    with pytest.raises(CodecLost, match="hung"):
+        await replica.check_health()
 
 
 @pytest.mark.anyio

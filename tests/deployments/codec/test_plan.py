@@ -138,11 +138,6 @@ def test_load_widens_chunks_as_far_as_the_lead_allows(in_hand: float, sizes: lis
         lead_s += size * FRAME_S
 
 
-def test_many_workers_share_calls_of_shorter_chunks() -> None:
-    few, many = (chosen_ramp(workers) for workers in (MANY_WORKERS - 1, MANY_WORKERS))
-    assert max(many) < max(few)
-
-
 @pytest.mark.parametrize("late", range(1, 5))
 def test_where_streams_share_calls_none_pauses_while_another_replica_takes_over(late: int) -> None:
     """Chunks come 60 ms after each other, and one of them 0.18 s after the one before: its replica has died."""

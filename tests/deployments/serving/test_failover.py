@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overl
 from deployments.protocol import FinishReason, FrameChunk
 from deployments.serving import failover
 from deployments.serving.failover import Attempts, ReplicaStream, with_failover
+from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio
 
@@ -74,18 +76,33 @@ class Replicas:
 
 
 @pytest.mark.parametrize("loss", [LOST, Moved("leaving")])
-async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception) -> None:
+async def test_a_lost_stream_goes_on_behind_what_the_reader_has(
+    loss: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     replicas = Replicas([BEAT, frame(1), frame(2), loss], [BEAT, frame(3), loss], [BEAT, frame(4, last=True)])
     assert await replicas.read() == [1, 2, 3, 4]
     assert (replicas.asked, replicas.closed, replicas.trail) == ([0, 2, 3], 3, ["TalkerLost"] * 2)
+    assert ["request r continues" in each and str(loss) in each for each in caplog.messages] == [True, True]
 
 
-def test_the_first_other_replica_is_asked_at_once() -> None:
+def test_another_replica_is_asked_at_once_and_others_ever_later_and_losses_are_told(
+    monkeypatch: pytest.MonkeyPatch, fed: list[tuple[str, float, dict[str, str]]]
+) -> None:
+    clock = Clock(100.0)
+    monkeypatch.setattr(failover, "time", SimpleNamespace(monotonic=clock, time_ns=lambda: round(clock() * 1e9)))
     attempts = Attempts(TalkerLost, "r")
     for _ in range(2):
         attempts.received(frame(1))
         assert attempts.delay_after(LOST) == 0.0
         assert [attempts.delay_after(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
+        clock.now_s += 0.5
+    assert [attempts.delay_after(Overloaded("full", 1.0)) for _ in range(4)] == [0.16, 0.32, 0.5, 0.5]
+    attempts.received(frame(2))
+    losses = ("TalkerLost", 100_000_000_000), ("TalkerLost", 100_500_000_000)
+    assert attempts.with_losses(frame(3)).trail == losses, "also if no item was passed on between them"
+    assert attempts.with_losses(frame(4)).trail == ()
+    of = {"reason": "TalkerLost"}
+    assert fed == [("failovers_total", 1, of), ("failover_gap_seconds", 0.5, of)] * 2
 
 
 async def test_a_stream_that_its_reader_ends_is_left_there() -> None:
@@ -142,10 +159,10 @@ async def test_a_request_that_kills_its_replicas_is_given_up(
     assert replicas.asked == asked
 
 
-async def test_moves_are_not_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_moves_and_calls_that_nobody_took_are_not_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failover, "_MAX_LOSSES", 2)
-    moves: list[list[FrameChunk | Exception]] = [[BEAT, Moved("leaving")] for _ in range(4)]
-    replicas = Replicas([frame(1), LOST], *moves, [frame(2, last=True)])
+    others: list[list[FrameChunk | Exception]] = [[BEAT, Moved("leaving")], [LOST]]  # one leaves, one takes no call
+    replicas = Replicas([frame(1), LOST], *others * 2, [frame(2, last=True)])
     assert await replicas.read() == [1, 2]
 
 
@@ -155,20 +172,6 @@ async def test_without_a_replica_patience_ends_in_an_error(monkeypatch: pytest.M
     with pytest.raises(TalkerLost) as caught:
         await replicas.read()
     assert isinstance(caught.value.__cause__, NotReady)
-
-
-async def test_leaving_closes_what_is_behind() -> None:
-    replicas = Replicas([frame(1), frame(2)])
-    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
-        await anext(chunks)
-    assert replicas.closed == 1
-
-
-async def test_a_handover_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> None:
-    await Replicas([frame(1), LOST], [frame(2, last=True)]).read()
-    (record,) = caplog.records
-    assert "request r continues" in record.getMessage()
-    assert "gone" in record.getMessage()
 
 
 async def test_cancelling_ends_the_wait() -> None:
@@ -262,3 +265,10 @@ async def test_a_reader_that_is_cancelled_while_its_replica_is_being_left() -> N
     reading.cancel()
     await asyncio.wait((reading,), timeout=5.0)
     assert reading.cancelled()
+
+
+async def test_leaving_closes_what_is_behind() -> None:
+    replicas = Replicas([frame(1), frame(2)])
+    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
+        await anext(chunks)
+    assert replicas.closed == 1

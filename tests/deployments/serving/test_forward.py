@@ -91,14 +91,16 @@ async def test_speech_that_is_missing_is_an_error() -> None:
         await listen(Talkers((FRAMES, 2, None)))
 
 
-async def test_quiet_leading_frames_are_dropped() -> None:
+@pytest.mark.parametrize("kept", [False, True])
+async def test_quiet_leading_frames_are_dropped_unless_asked_for(kept: bool) -> None:
     async def quiet_first(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         loud = np.full(SAMPLES, 9000, np.int16).tobytes()
         yield FrameChunk(codes(0, 1), 3, None, bytes(4 * SAMPLES))
         yield FrameChunk(codes(2), 3, FinishReason.STOP, loud)
 
-    request = SynthesisRequest("r", "Hello.", voice="ryan")
+    request = SynthesisRequest("r", "Hello.", voice="ryan", leading_silence=kept)
     async with aclosing(with_failover(TalkerAudio(request, quiet_first, INFO))) as chunks:
         quiet, sound = [chunk async for chunk in chunks]
-    assert (quiet.pcm, len(quiet.codes)) == (b"", 2)
-    assert 2 * SAMPLES < len(sound.pcm) < 6 * SAMPLES
+    assert (len(quiet.pcm), len(quiet.codes)) == (4 * SAMPLES if kept else 0, 2)
+    assert 2 * SAMPLES <= len(sound.pcm) < 6 * SAMPLES
+    assert (len(sound.pcm) == 2 * SAMPLES) is kept

@@ -1,7 +1,9 @@
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -63,7 +65,7 @@ async def test_a_reader_that_is_cut_off_again_and_again_goes_on_where_it_was(ser
     text = WrittenText()
     address = server.share("token", text)
     async with aclosing(read(address)) as parts:
-        for part in ("one, ", "two, ", "three, ", "four"):  # more breaks than delays: each part starts them anew
+        for part in ("one, ", "два, ", "三、", "four"):  # more breaks than delays: each part starts them anew
             text.append(part)
             assert await anext(parts) == part
             for reader in list(server._readers):
@@ -93,11 +95,14 @@ async def test_a_removed_text_is_read_no_more(server: MailboxServer) -> None:
             await anext(parts)
 
 
-async def test_where_nobody_listens_says_what_to_open() -> None:
+@pytest.mark.parametrize("error", [None, OSError(errno.EHOSTUNREACH, "No route to host"), TimeoutError()])
+async def test_where_nobody_listens_says_what_to_open(error: OSError | None, monkeypatch: pytest.MonkeyPatch) -> None:
     server = MailboxServer("127.0.0.1")
     await server.start()
     address = server.share("token", WrittenText())
     await server.aclose()
+    if error is not None:
+        monkeypatch.setattr(asyncio, "open_connection", Mock(side_effect=error))
     with pytest.raises(TalkerLost, match="hosts of the cluster have to reach each other"):
         await whole(address)
 

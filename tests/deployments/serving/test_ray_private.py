@@ -41,12 +41,6 @@ def test_one_file_uses_private_names_but_for_subclasses() -> None:
     assert users - subclasses - schemas - commands - suites == {"deployments/serving/ray_private.py"}
 
 
-def test_what_is_asked_of_the_controller_is_there() -> None:
-    assert isinstance(ServeControllerClient.http_config, property)
-    assert callable(ServeControllerClient.get_serve_details)
-    assert callable(ray._private.state.actors)
-
-
 def test_replicas_say_that_they_stop_where_it_is_read() -> None:
     assert "self._replica_impl" in inspect.getsource(replica.ReplicaActor)
     assert "self._shutting_down = True" in inspect.getsource(replica.Replica._perform_graceful_shutdown)
@@ -165,3 +159,9 @@ def test_a_note_replaces_the_previous_one(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_replica_lives_while_ray_says_so(monkeypatch: pytest.MonkeyPatch, told: dict[str, str], lives: bool) -> None:
     monkeypatch.setattr(ray._private.state, "actors", lambda actor_id: told if actor_id == "a" else None)
     assert ray_private.is_alive("a") is lives
+
+
+def test_what_is_asked_of_the_controller_is_there() -> None:
+    assert isinstance(ServeControllerClient.http_config, property)
+    assert callable(ServeControllerClient.get_serve_details)
+    assert callable(ray._private.state.actors)

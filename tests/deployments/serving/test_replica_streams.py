@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from deployments.errors import CodecLost, ReplicaLost, TalkerLost
-from deployments.protocol import ClonePrompt, Codes, FinishReason, FrameChunk, PcmChunk, Progress, SynthesisRequest
+from deployments.protocol import (
+    ClonePrompt,
+    FinishReason,
+    FrameChunk,
+    PcmChunk,
+    Progress,
+    Reading,
+    SynthesisRequest,
+)
 from deployments.serving.failover import Received, with_failover
 from deployments.serving.replica_streams import CodecAudio, OutgoingAudio, PendingFrames, TalkerAudio
 from deployments.speech_detection import LeadingSilence
@@ -19,7 +27,7 @@ SAMPLES, RATE = 240, 24000
 NO_CODES = np.zeros((0, 2), np.int16)
 
 
-def codes(*frames: int) -> Codes:
+def codes(*frames: int) -> np.ndarray:
     return np.array([[frame] * 2 for frame in frames], np.int16).reshape(-1, 2)
 
 
@@ -47,10 +55,14 @@ def test_frames_that_exist_already_come_first() -> None:
 
 def test_marks_and_the_prompt_of_a_recording_are_taken_once() -> None:
     frames, prompt = PendingFrames(SAMPLES), ClonePrompt(np.zeros(4, np.float32))
-    frames.add(FrameChunk(codes(1), 5, marks=(("codes", 1),), clone_prompt=prompt))
-    frames.add(FrameChunk(codes(2), 5))
-    marks, _, taken, _ = frames.take_extras()
+    readings = [Reading(0, (1.0,)), Reading(1, (2.0,))]
+    frames.add(FrameChunk(codes(1), 5, marks=(("codes", 1),), clone_prompt=prompt, readings=(readings[0],)))
+    frames.add(FrameChunk(codes(2), 4, readings=(readings[1],), trail=(("Talker#1", 1),)))
+    frames.add(FrameChunk(codes(3), 4, trail=(("Talker#2", 2),)))
+    assert frames.num_text_tokens == 5
+    marks, read, taken, trail = frames.take_extras()
     assert ([stage for stage, _ in marks], taken) == (["codes", "from-talker"], prompt)
+    assert (list(read), trail) == (readings, (("Talker#1", 1), ("Talker#2", 2)))
     assert frames.take_extras() == ((), (), None, ())
 
 
@@ -93,6 +105,9 @@ def test_another_replica_goes_on_after_all_that_was_received() -> None:
     assert progress is not None
     assert (progress.codes[:, 0].tolist(), progress.samples, progress.in_hand_s) == ([1, 2, 3], 2 * SAMPLES, 0.0)
     received.add(FrameChunk(codes(4), 0), 3 * SAMPLES)
+    received.deliver(1e-9)
+    assert received.progress is not None
+    assert received.progress.in_hand_s == 0.0, "a listener that waits has nothing in hand"
     received.deliver(60.0)
     progress = received.progress
     assert progress is not None

@@ -89,10 +89,11 @@ async def test_the_one_with_the_least_to_do_of_all() -> None:
         idle.queue_len = 3
 
 
-async def test_of_a_large_pool_some_are_looked_at_on_both_sides() -> None:
-    replicas = [Replica(number, HERE if number < 50 else THERE, 0) for number in range(100)]
+@pytest.mark.parametrize(("here", "own"), [(50, 12), (100, 16), (0, 0)])
+async def test_of_a_large_pool_some_are_looked_at_on_both_sides(here: int, own: int) -> None:
+    replicas = [Replica(number, HERE if number < here else THERE, 0) for number in range(100)]
     (candidates,) = await router(*replicas).choose_replicas(replicas, None)
-    assert [each.node_id for each in candidates] == [HERE] * 12 + [THERE] * 4
+    assert [each.node_id for each in candidates] == [HERE] * own + [THERE] * (16 - own)
     assert len({each.replica_id for each in candidates}) == 16
 
 

@@ -12,10 +12,13 @@ from typer.testing import CliRunner
 from deployments.errors import Overloaded, TalkrayError
 from deployments.protocol import ModelInfo
 from serve_app.api.application import create_api
+from serve_app.cli.check_client import CheckResult
 from serve_app.cli.key_file import create_key
 from serve_app.cli.main import cli
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
+from serve_app.extension import Sample
 from serve_app.extensions.live.live_text import LiveTexts
+from tests.loadtest.servers import QuietHandler, running
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, utterance
 from tools.suites.rows import DIALECTS
 
@@ -79,7 +82,7 @@ def test_what_fails_is_said(key: Path) -> None:
     with Server([Overloaded("full", 2.0)], key) as server:
         result = CliRunner().invoke(cli, ["check-client", server.url])
     assert result.exit_code == 1
-    assert result.output.count("FAILED") == len(SAMPLES)
+    assert ["full" in line for line in result.output.splitlines() if "FAILED" in line] == [True] * len(SAMPLES)
     assert "deepgram.TTS(" not in result.output
 
 
@@ -89,3 +92,14 @@ def test_where_nothing_answers() -> None:
     result = CliRunner().invoke(cli, ["check-client", f"http://127.0.0.1:{port}"])
     assert isinstance(result.exception, TalkrayError)
     assert f"127.0.0.1:{port}" in str(result.exception)
+    handler = type(
+        "Handler", (QuietHandler,), {"do_GET": lambda self: self.answer(200, b"{}", content_type="application/json")}
+    )
+    with running(handler) as url:
+        result = CliRunner().invoke(cli, ["check-client", url])
+    assert f"no Talkray server responds at {url}" in str(result.exception)
+
+
+def test_the_time_to_audio_is_told_in_milliseconds() -> None:
+    [line] = CheckResult("Ours", Sample("/"), None, first_audio_s=0.25).lines()
+    assert line == "ok      Ours: first audio after 250 ms"

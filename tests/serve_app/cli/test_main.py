@@ -183,11 +183,14 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-def test_create_list_revoke(key_file: Path) -> None:
+def test_create_list_revoke(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = run("create", "ada", "--max-streams", "2").strip()
     other = run("create", "bob", "--requests-per-minute", "60").strip()
-    Keys(key_file).find(key)
-    lines = run("list").splitlines()
+    assert not Keys(key_file).find(key).admin
+    root = run("create", "root", "--admin").strip()
+    assert Keys(key_file).find(root).admin
+    *lines, of_root = run("list").splitlines()
+    assert of_root.split()[:3] == [root.split("-")[1], "root", "(admin)"]
     assert [line.split()[:6] for line in lines] == [
         [key.split("-")[1], "ada", "any", "requests/min", "2", "streams"],
         [other.split("-")[1], "bob", "60", "requests/min", "any", "streams"],
@@ -195,8 +198,9 @@ def test_create_list_revoke(key_file: Path) -> None:
     assert key not in run("list")
     changed = [run("limit", "ada", f"--{option}") for option in ("max-streams=0", "requests-per-minute=9")]
     assert [line.split()[2:6:2] for line in changed] == [["any", "any"], ["9", "any"]]
+    monkeypatch.setattr("serve_app.cli.key_file._now", lambda: "later")
     assert "revoked" in run("revoke", "ada")
-    assert ["revoked" in line for line in run("list").splitlines()] == [True, False]
+    assert [line.endswith("revoked later") for line in run("list").splitlines()] == [True, False, False]
     with pytest.raises(Unauthorized):
         Keys(key_file).find(key)
 
@@ -236,11 +240,12 @@ def test_serve_takes_a_key_file_and_origins(
     run("create", "ada")
     monkeypatch.chdir(key_file.parent)
     port = free_port()
-    options = ["--host", "0.0.0.0", "--port", str(port), "--keys", key_file.name]
+    Path("own.yaml").write_text("api: {access: {allowed_origins: ['https://c.example']}}", encoding="utf-8")
+    options = ["--config", "own.yaml", "--host", "0.0.0.0", "--port", str(port), "--keys", key_file.name]
     serve(*options, "--allow-origin", "https://a.example", "--allow-origin", "https://b.example")
     [(config, address)] = started
     assert config.api.access.keys_file == key_file
-    assert config.api.access.allowed_origins == ("https://a.example", "https://b.example")
+    assert config.api.access.allowed_origins == tuple(f"https://{name}.example" for name in "cab")
     assert address == Address("0.0.0.0", port)
 
 
@@ -296,9 +301,15 @@ def test_several_models_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch)
     assert config.num_gpus == 0
 
 
-@pytest.mark.parametrize(("gpus", "num_gpus", "fraction"), [(1, 0.5, 0.45), (2, 1.0, 0.85)])
-def test_models_share_few_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, num_gpus: float, fraction: float) -> None:
-    for own in settings_of(monkeypatch, *CLONE_AND_VOICES, gpus=gpus).by_model().values():
+@pytest.mark.parametrize(
+    ("gpus", "more", "num_gpus", "fraction"),
+    [(1, (), 0.5, 0.45), (2, (), 1.0, 0.85), (2, ("--model", "third"), 0.5, 0.45)],
+)
+def test_models_share_few_gpus(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, more: tuple[str, ...], num_gpus: float, fraction: float
+) -> None:
+    monkeypatch.setattr(module, "resolve_auto", lambda model, **_: SimpleNamespace(model=model, reason=""))
+    for own in settings_of(monkeypatch, *CLONE_AND_VOICES, *more, gpus=gpus).by_model().values():
         assert (own.talker_pool.num_gpus, own.talker.gpu_memory_fraction) == (num_gpus, fraction)
         assert own.codec.placement == "inline"
 

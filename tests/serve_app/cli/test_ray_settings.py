@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.cli import ray_settings
-from serve_app.cli.ray_settings import LOCAL, TUNED, apply_local, for_a_node, free_port, free_ports
+from serve_app.cli.ray_settings import CLUSTER, LOCAL, TUNED, apply_local, for_a_node, free_port, free_ports
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +36,18 @@ def test_what_the_user_has_set_stays(environment: dict[str, str], name: str, val
     apply_local()
     assert environment[name] == value
     assert unset not in environment
+
+
+@pytest.mark.parametrize(("own", "direct"), [
+    ({"http_proxy": "http://p:1"}, "localhost,127.0.0.1,::1"), ({"http_proxy": "http://p:1", "no_proxy": "*"}, "*"),
+    ({"https_proxy": "http://p:1", "no_proxy": "a.b, c.d"}, "a.b,c.d,localhost,127.0.0.1,::1"),
+])  # fmt: skip
+def test_loopback_needs_no_proxy(environment: dict[str, str], own: dict[str, str], direct: str) -> None:
+    environment |= own
+    on_a_node = for_a_node()
+    assert (on_a_node | CLUSTER, (own | on_a_node).get("no_proxy")) == (on_a_node, direct)
+    apply_local()
+    assert environment.get("no_proxy") == direct
 
 
 def test_two_servers_get_different_ports(environment: dict[str, str]) -> None:

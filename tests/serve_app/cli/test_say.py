@@ -34,7 +34,7 @@ class Server:
     """Remembers what it was asked and answers with a scripted status."""
 
     def __init__(self) -> None:
-        self.voices: list[dict[str, str]] = [{"id": "nora"}]
+        self.voices: list[dict[str, str]] = [{"id": "nora"}, {"id": "felix"}]
         self.asked: list[dict[str, object]] = []
         self.status, self.content = 200, wav_of(0.5)
         self.headers: dict[str, str] = {}
@@ -84,6 +84,9 @@ def test_a_refusal_is_passed_on(server: Server, tmp_path: Path, status: int) -> 
         with pytest.raises(RefusedError, match=f"HTTP {status}: no such voice"):
             ask(server.url, SayRequest("hi", voice="felix", instructions="slowly"))
     assert server.asked[-1] == {"input": "hi", "voice": "felix", "instructions": "slowly"}
+    server.content = b"[1]"
+    with pytest.raises(RefusedError, match=rf"HTTP {status}\.$"):
+        show_text(server.url, SayRequest("hi"))
     assert not (tmp_path / "x.wav").exists()
 
 
@@ -93,8 +96,20 @@ def test_an_unknown_ending_names_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_no_server_says_how_to_start_one(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="talkray serve"):
-        write_speech(f"http://127.0.0.1:{free_port()}", SayRequest("hi"), tmp_path / "x.wav")
+    for ask in (partial(write_speech, file=tmp_path / "x.wav"), show_text):
+        with pytest.raises(RefusedError, match="talkray serve"):
+            ask(f"http://127.0.0.1:{free_port()}", SayRequest("hi"))
+
+
+def test_what_is_spoken_of_a_text_is_shown(server: Server) -> None:
+    parts = {"left_out": [{"what": "emoji", "count": 2}], "changed": [{"written": "3", "spoken": "three"}]}
+    segments = [{"text": "A.", "pause_s": 0}, {"text": "B.", "pause_s": 1.5, "style": "calm"}]
+    server.headers = {"content_type": "application/json"}
+    server.content = json.dumps({"sent": "s", "spoken": "t", **parts, "segments": segments}).encode()
+    assert show_text(server.url, SayRequest("hi")).splitlines()[2:] == [
+        *("left out: emoji (2)", "changed:  '3' as 'three'", "segments: 2", "  A."),
+        "  1.5 s of silence, then: B. (style: calm)",
+    ]
 
 
 @pytest.mark.parametrize(

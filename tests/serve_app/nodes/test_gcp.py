@@ -52,7 +52,8 @@ class Google:
     def _insert(self, body: dict[str, Any]) -> str:
         self.inserted.append(body)
         operation = f"insert-{len(self.inserted)}"
-        if self.refuses_spot and body.get("scheduling", {}).get("provisioningModel") == "SPOT":
+        scheduling = body.get("scheduling", {})
+        if self.refuses_spot and (scheduling.get("provisioningModel") == "SPOT" or scheduling.get("preemptible")):
             self.failed.add(operation)
         else:
             self.instances[body["name"]] = body | {"status": "RUNNING", "labelFingerprint": "x"}
@@ -104,13 +105,19 @@ def test_nodes_come_and_go_with_the_labels_by_which_ray_finds_them(google: Googl
     assert google.instances == {}
 
 
-def test_refused_spot_is_asked_for_once_each_and_comes_as_standard(google: Google, config: dict[str, Any]) -> None:
-    google.refuses_spot = True
+@pytest.mark.parametrize(("error", "spot"), [
+    ("ZONE_RESOURCE_POOL_EXHAUSTED", {"provisioningModel": "SPOT", "instanceTerminationAction": "STOP"}),
+    ("QUOTA_EXCEEDED", {"preemptible": True}), ("STOCKOUT", {"preemptible": True}),
+])  # fmt: skip
+def test_refused_spot_is_asked_for_once_each_and_comes_as_standard(
+    google: Google, config: dict[str, Any], error: str, spot: dict[str, object]
+) -> None:
+    google.refuses_spot, google.error = True, error
+    config["available_node_types"]["codec-spot"]["node_config"]["scheduling"] = {"automaticRestart": False, **spot}
     assert len(launch(config, "codec-spot", 2)) == 2
-    models = [body["scheduling"].get("provisioningModel") for body in google.inserted]
-    assert models == ["SPOT", None, "SPOT", None]
+    asked = [body["scheduling"] for body in google.inserted]
+    assert asked == [{"automaticRestart": False, **spot}, {"automaticRestart": False}] * 2
     assert [each["labels"]["ray-user-node-type"] for each in google.instances.values()] == ["codec-spot"] * 2
-    assert not any("instanceTerminationAction" in each["scheduling"] for each in google.instances.values())
 
 
 def test_another_error_is_no_refusal(google: Google, config: dict[str, Any]) -> None:

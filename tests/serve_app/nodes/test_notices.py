@@ -4,14 +4,18 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
+from subprocess import CalledProcessError
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from serve_app import app
 from serve_app.nodes import notices
 from serve_app.nodes.notices import Aws, Gcp, MetadataUnreachable, NotDrained, Notice, cloud, raylet_options, watch
+from tests.clock import Clock
 from tests.serve_app.nodes.metadata import ACTION, MAINTENANCE, PREEMPTED, REBALANCE, Metadata, interruption, serving
 
 
@@ -33,12 +37,16 @@ def gcp(metadata: Metadata) -> Gcp:
     return made
 
 
-@pytest.mark.parametrize(("token_s", "tokens"), [(notices._TOKEN_S, 1), (0, 4)])  # for all paths, or for each
-def test_nothing_is_announced(metadata: Metadata, monkeypatch: pytest.MonkeyPatch, token_s: int, tokens: int) -> None:
-    monkeypatch.setattr(notices, "_TOKEN_S", token_s)
-    amazon = aws(metadata)
-    assert [amazon.notice(), amazon.notice(), gcp(metadata).notice()] == [None, None, None]
-    assert metadata.tokens == tokens
+def test_nothing_is_announced(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    amazon, clock, tokens = aws(metadata), Clock(), list[int]()
+    monkeypatch.setattr(notices, "time", SimpleNamespace(monotonic=clock))
+    for clock.now_s in (0.0, 0.4 * notices._TOKEN_S, 0.6 * notices._TOKEN_S):
+        assert (amazon.notice(), gcp(metadata).notice()) == (None, None)
+        tokens.append(metadata.tokens)
+    assert tokens == [1, 1, 2]  # renewed before its end
+    metadata.tokens += 1  # and is ended by the server
+    with pytest.raises(MetadataUnreachable, match="401"):
+        amazon.notice()
 
 
 RECOMMENDED = json.dumps({"noticeTime": "2026-11-22T05:00:00Z"})
@@ -50,6 +58,9 @@ def test_an_interruption_says_when_and_a_recommendation_leaves_time(metadata: Me
     assert notice is not None
     assert 110 < notice.left_s <= 121
     assert "terminate" in notice.reason
+    metadata.answers[ACTION] = interruption(-30)
+    assert (late := aws(metadata).notice()) is not None
+    assert late.left_s == 0
     del metadata.answers[ACTION]
     recommended = aws(metadata).notice()
     assert recommended is not None
@@ -59,7 +70,7 @@ def test_an_interruption_says_when_and_a_recommendation_leaves_time(metadata: Me
 @pytest.mark.parametrize(
     ("answers", "left_s"),
     [
-        ({PREEMPTED: "TRUE"}, 30),
+        ({PREEMPTED: "TRUE\n"}, 30),
         ({MAINTENANCE: "TERMINATE_ON_HOST_MAINTENANCE"}, 3600),
         ({MAINTENANCE: "MIGRATE_ON_HOST_MAINTENANCE"}, None),  # goes on elsewhere as it is
     ],
@@ -83,37 +94,35 @@ class Ended(Exception):
 def test_a_notice_drains_once_and_an_earlier_end_again(
     metadata: Metadata, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "_POLL_S", 0.01)
     metadata.answers[REBALANCE] = RECOMMENDED
-    drained: list[Notice] = []
+    drained, polls = list[Notice](), count(1)
 
     def drain(notice: Notice) -> None:
         drained.append(notice)
         if len(drained) == 1:
             raise NotDrained("the control store is away")  # and is asked again
-        if len(drained) == 2:
+
+    def sleep(_: float) -> None:
+        poll = next(polls)
+        if poll == 4:
             metadata.answers[ACTION] = interruption(100)
-        else:
+        if poll == 6:
             raise Ended
 
+    monkeypatch.setattr(notices, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic, time=time.time))
     with pytest.raises(Ended):
         watch(aws(metadata), drain)
     assert [each.reason.split(":")[0].split(" ")[0] for each in drained] == ["rebalance", "rebalance", "spot"]
     assert "the control store is away" in caplog.text
 
 
-def test_metadata_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
-
-    def enough(seconds: float) -> None:
-        asked.append(seconds)
-        if len(asked) == 3:
-            raise Ended
-
-    monkeypatch.setattr(notices, "time", SimpleNamespace(sleep=enough, monotonic=time.monotonic))  # other threads sleep
+def test_each_outage_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = Mock()
+    metadata.notice.side_effect = [MetadataUnreachable("away"), ValueError("no JSON"), None, KeyError("time"), Ended]
+    monkeypatch.setattr(notices, "_POLL_S", 0.0)
     with pytest.raises(Ended):
-        watch(Aws("http://127.0.0.1:1"), lambda notice: None)
-    assert caplog.text.count("notices cannot be read") == 1
+        watch(metadata, lambda notice: None)
+    assert caplog.text.count("notices cannot be read") == 2
 
 
 @pytest.mark.parametrize(("arguments", "watched"), [
@@ -146,5 +155,23 @@ def test_the_raylet_names_node_and_control_store(tmp_path: Path) -> None:
 
 
 def test_without_a_raylet_it_says_where_to_run(tmp_path: Path) -> None:
+    (tmp_path / "1/cmdline").mkdir(parents=True)  # a process that cannot be read any more
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2/cmdline").write_bytes(b"/opt/raylet/python\0--node_id=cd34\0")
     with pytest.raises(NotDrained, match="next to `ray start`"):
         raylet_options(tmp_path)
+
+
+def test_ray_is_told_which_node_ends_when_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders, failure = list[list[str]](), CalledProcessError(1, "ray", stderr="no such node")
+    told = {"gcs-address": "10.0.0.2:6379", "node_id": "ab12"}
+    monkeypatch.setattr(notices, "raylet_options", lambda _: told)
+    monkeypatch.setattr(notices.subprocess, "run", lambda order, **_: orders.append(order))
+    notices.drain_node(Notice("spot instance", 120.0))
+    assert dict(zip(orders[0][4::2], orders[0][5::2], strict=True)) == {
+        "--address": "10.0.0.2:6379", "--node-id": "ab12", "--reason": "DRAIN_NODE_REASON_PREEMPTION",
+        "--reason-message": "spot instance", "--deadline-remaining-seconds": "225",
+    }  # fmt: skip
+    monkeypatch.setattr(notices.subprocess, "run", Mock(side_effect=failure))
+    with pytest.raises(NotDrained, match="no such node"):
+        notices.drain_node(Notice("spot instance", 120.0))

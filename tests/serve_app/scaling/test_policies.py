@@ -58,11 +58,6 @@ def codecs(settings: CodecScaling = CODEC, *, wanted: int = 1) -> Pool:
     return Pool(settings, decide_codec, wanted)
 
 
-def test_an_idle_pool_stays_as_it_is() -> None:
-    assert set(talkers().run(30)) == {1}
-    assert set(codecs().run(30)) == {1}
-
-
 FEW_STREAMS = replace(CODEC, max_talker_streams=12)
 
 
@@ -77,6 +72,7 @@ FEW_STREAMS = replace(CODEC, max_talker_streams=12)
         (talkers(), [], {"ongoing": 12}, 2, None),
         # Full KV blocks ask for a replica though rows are free.
         (talkers(), [TalkerRecord(running=2, kv_used_ratio=0.95)], {}, 2, "kv use"),
+        (talkers(wanted=2), [TalkerRecord(running=2, kv_used_ratio=0.9)] * 2, {}, 3, "kv use"),
         # Codecs follow the streams that wait for a talker: nothing is undecoded, for the frames are still to come.
         (codecs(), [CodecRecord(streams=16, starting=16, cores=1)], {}, 3, "streams"),
         # They do not grow for streams that no talker can take, but for those that flow already.
@@ -86,7 +82,9 @@ FEW_STREAMS = replace(CODEC, max_talker_streams=12)
         (codecs(), [CodecRecord(streams=4, backlog_s=0.9, cores=1)], {}, 2, "backlog"),
         (codecs(), [CodecRecord(streams=4, backlog_s=0.9, cores=4)], {}, 1, None),
         (codecs(wanted=2), [CodecRecord(backlog_s=60)] * 2, {}, 4, None),
+        (codecs(wanted=2), [CodecRecord(streams=4, backlog_s=0.9, cores=1)] * 2, {}, 4, "backlog"),
         (codecs(), [CodecRecord(streams=5, busy_cores=1.9, cores=2)], {}, 2, "busy cores"),
+        (codecs(wanted=2), [CodecRecord(streams=5, busy_cores=1.9, cores=2)] * 2, {}, 3, "busy cores"),
     ],
 )
 def test_one_look(pool: Pool, records: list[Any], load: dict[str, float], replicas: int, reason: str | None) -> None:
@@ -164,16 +162,20 @@ def test_a_burst_that_finds_room_asks_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "burst",
+    ("make", "before", "burst", "queued"),
     [
-        [TalkerRecord(running=9), TalkerRecord(running=8)],
-        [TalkerRecord(running=8, waiting=1), TalkerRecord(running=5)],
+        (talkers, [TalkerRecord(running=5)] * 2, [TalkerRecord(running=9), TalkerRecord(running=8)], 0),
+        (talkers, [TalkerRecord(running=5)] * 2, [TalkerRecord(running=8, waiting=1), TalkerRecord(running=5)], 0),
+        (codecs, [CodecRecord(streams=5)] * 2, [CodecRecord(streams=9), CodecRecord(streams=8)], 0),
+        (codecs, [CodecRecord(streams=5)] * 2, [CodecRecord(streams=8), CodecRecord(streams=5)], 1),
     ],
 )
-def test_a_burst_that_finds_none_asks_at_once(burst: list[TalkerRecord]) -> None:
-    pool = talkers(wanted=2)
-    pool.run(60, [TalkerRecord(running=5), TalkerRecord(running=4)])
-    assert pool.tick(burst).replicas == 3
+def test_a_burst_that_finds_none_asks_at_once(
+    make: Callable[..., Pool], before: list[Any], burst: list[Any], queued: int
+) -> None:
+    pool = make(wanted=2)
+    pool.run(60, before)
+    assert pool.tick(burst, queued=queued).replicas == 3
 
 
 def test_load_that_wavers_moves_nothing() -> None:
@@ -186,10 +188,11 @@ def test_load_that_wavers_moves_nothing() -> None:
 
 
 def test_streams_in_flight_keep_their_replicas() -> None:
-    settings = replace(TALKER, target_use=2.0, scale_down_margin=0.0)  # would pack two streams to a row
-    pool = talkers(settings, wanted=4)
-    pool.run(600, [TalkerRecord(running=8), TalkerRecord(running=8), TalkerRecord(running=8)])
-    assert pool.wanted == 3
+    settings = {"target_use": 2.0, "scale_down_margin": 0.0}  # would pack two streams to a row
+    talker, codec = talkers(replace(TALKER, **settings), wanted=4), codecs(replace(CODEC, **settings), wanted=4)
+    talker.run(600, [TalkerRecord(running=8)] * 3)
+    codec.run(600, [CodecRecord(streams=8)] * 3)
+    assert (talker.wanted, codec.wanted) == (3, 3)
 
 
 def test_a_short_dip_removes_nothing() -> None:

@@ -5,7 +5,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,7 +50,7 @@ def test_speech_needs_live_replicas(talkers: Pool, codecs: Pool, dead: str, runn
 
 def test_an_only_model_may_have_a_name() -> None:
     models = {"clones": ("Talker-clones", "Codec")}
-    assert KnownPools("talkray", models).is_running("clones"), "before the first answer"
+    assert KnownPools("talkray", models).state("clones").status is ModelStatus.READY, "before the first answer"
     for talkers, is_ready in ((NONE, True), (ONE, False)):
         assert known({"talker clones": talkers, "codec": NONE}, "a", models=models).is_ready() is is_ready
 
@@ -85,12 +87,6 @@ def test_a_large_cluster_is_looked_at_less_often(replicas: int, is_running: bool
     assert turns_per_look(replicas, is_running=is_running) == turns
 
 
-def test_a_note_says_what_was_seen() -> None:
-    seen = Seen({"talker": Pool(2, ("a", "c")), "codec": NONE}, {"talker": 1})
-    assert Seen.read(seen.note()) == seen
-    assert seen.note() != seen.note()
-
-
 def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Start(time.time() - 5.0, "compiling", usual_s=10.0)
     notes = {start_key("talkray", "Talker-base"): start.note()}
@@ -121,14 +117,6 @@ def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pyt
     assert pools.state("custom").status is ModelStatus.ASLEEP
 
 
-@pytest.mark.parametrize(
-    ("deployment", "pool"),
-    [("Talker", "talker"), ("Codec", "codec"), ("Talker-1.7B-Base", "talker 1.7B-Base")],
-)
-def test_a_deployment_names_its_pool_and_its_model(deployment: str, pool: str) -> None:
-    assert pool_watch.pool_of(deployment) == pool
-
-
 class Cluster:
     """The controller and the control store, and which ingress replica asks them now."""
 
@@ -136,12 +124,13 @@ class Cluster:
 
     def __init__(self) -> None:
         self.rank, self.talkers, self.answers = 0, ONE, list[Exception]()
+        self.deployment = "Ingress"
         self.asked, self.counted = Counter[int](), Counter[int]()
         notes: dict[str, bytes] = {}
         self.put_note, self.get_note = notes.__setitem__, notes.get
 
     def get_replica_context(self) -> SimpleNamespace:
-        return SimpleNamespace(deployment="Ingress", rank=SimpleNamespace(rank=self.rank))
+        return SimpleNamespace(deployment=self.deployment, rank=SimpleNamespace(rank=self.rank))
 
     def pools(self, app_name: str) -> dict[str, Pool]:
         if self.answers:
@@ -187,7 +176,9 @@ def test_one_replica_asks_for_all(cluster: Cluster, look: Callable[..., PoolWatc
     watch = look(0, 1, 2)
     assert watch.sizes() == {"talker": (2, 2), "ingress": (3, 2)}
     assert watch._seen.deaths == {"talker": 2, "codec": 0, "ingress": 0, PROXY: 1}
-    assert watch.notes() == [b"note 0", b"note 1"]
+    assert look(0).notes() == [b"note 1", b"note 2"]
+    cluster.rank, cluster.deployment = 0, "Jobs"
+    assert not pool_watch._asks_for_all()
 
 
 def test_the_others_ask_while_it_is_away_and_recount_the_dead(cluster: Cluster, look: Callable[..., PoolWatch]) -> None:
@@ -202,21 +193,37 @@ def test_the_others_ask_while_it_is_away_and_recount_the_dead(cluster: Cluster, 
     assert (cluster.asked[1], cluster.counted[1]) == (7, 3)
 
 
-def test_an_unexpected_error_does_not_end_the_watch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dead", "looks"), [("", 3), ("c", 12)])
+def test_the_watch_outlasts_errors_and_looks_more_often_while_a_pool_is_dead(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, dead: str, looks: int
+) -> None:
     """What was seen last would stand for good: a talker that was dead then, for one."""
-    seen = threading.Event()
+    turns, answer, now_s = iter(range(40)), cluster.pools, time.time()
 
-    def is_alive(actor: str) -> bool:
-        seen.set()
-        return threading.Event().wait()  # the thread stays here, else it would go on beside all later tests
+    def wait(_: float) -> None:
+        if next(turns) == 39:
+            cluster.put_note(start_key("talkray", "Talker-design"), Start(now_s, "warming up").note())
 
-    turns, ask_who_lives = list[int](), PoolWatch.ask_who_lives
+    pause = SimpleNamespace(wait=wait)
+    monkeypatch.setattr(pool_watch, "threading", SimpleNamespace(Event=lambda: pause, Thread=Mock()))
+    monkeypatch.setattr(cluster, "is_alive", lambda actor: actor != dead, raising=False)
+    seen = {"Talker-base": ONE, "Talker-design": Pool(1, ("c",)), "Codec": CODEC}
+    monkeypatch.setattr(cluster, "pools", lambda app_name: answer(app_name) and seen)
     cluster.answers = [KeyError("actor_id"), ConnectionError("the controller is away")]
-    monkeypatch.setattr(
-        PoolWatch, "ask_who_lives", lambda *args: (turns.append(len(cluster.answers)), ask_who_lives(*args))
-    )
-    monkeypatch.setattr(cluster, "is_alive", is_alive, raising=False)
-    monkeypatch.setattr(pool_watch, "_TURN_S", 0.01)
-    PoolWatch("talkray", ONE_MODEL)
-    assert seen.wait(30.0)
-    assert {*turns} == {0, 1}, "it looks on at who lives where the controller does not answer"
+    for name, start in (("base", Start(now_s, took_s=1.0, is_asleep=True)), ("design", Start(now_s, "compiling"))):
+        cluster.put_note(start_key("talkray", f"Talker-{name}"), start.note())
+    watch = PoolWatch("talkray", {name: (f"Talker-{name}", "Codec") for name in ("base", "design")})
+    with pytest.raises(StopIteration):
+        watch._watch()
+    assert cluster.asked == {0: looks}
+    assert (watch.state("base").status, watch.is_running("design")) == (ModelStatus.ASLEEP, not dead)
+    assert not dead or watch.state("design").stage == "warming up"
+
+
+def test_the_metrics_are_those_of_this_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"NodeID": name, "NodeManagerAddress": f"10.0.0.{name}", "MetricsExportPort": 8080} for name in "12"]
+    here = SimpleNamespace(get_node_id=lambda: "2")
+    ray = SimpleNamespace(nodes=lambda: nodes, get_runtime_context=lambda: here)
+    monkeypatch.setattr(pool_watch, "ray", ray)
+    monkeypatch.setattr(pool_watch, "open_direct", lambda url, timeout_s: BytesIO(url.encode()))
+    assert pool_watch.scrape() == b"http://10.0.0.2:8080/metrics"

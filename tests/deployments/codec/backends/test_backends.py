@@ -197,6 +197,17 @@ def test_slots_hold_streams_of_the_decoder(make: Callable[[], SlotDecoder]) -> N
         assert snr_db(heard, torch.from_numpy(np.asarray(pcm))) >= MIN_SNR_DB
 
 
+def test_frames_that_are_no_codes_end_their_stream_alone() -> None:
+    slots = PlainSlots(CodecDecoder(TorchBackend(weights(whole_blocks=True))), num_slots=3)
+    for slot, code in enumerate((1, 99, 1)):
+        slots.begin(slot)
+        slots.write([slot], [0], torch.full((1, 4), code))
+    assert [slots.largest_batch(frames) for frames in (1, 192, 384, 999)] == [3, 2, 1, 1]
+    first, broken, last = slots.decode(range(3), 1).result()
+    assert isinstance(broken, EngineError)
+    assert np.array_equal(first, last)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_only_a_gpu_is_asked_what_it_can(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A codec replica on a CPU sees the GPU of its host, which belongs to the talker."""

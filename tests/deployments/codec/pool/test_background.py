@@ -21,13 +21,6 @@ CODES = np.zeros((1, 16), np.int16)
 OF_A_JOB = SynthesisRequest("1", "text", background=True)
 
 
-def test_nothing_is_ever_due_for_a_job() -> None:
-    listener = Listener.of(background=True)
-    assert listener.deliver(1.0, now_s=5.0) == 0.0
-    assert listener.deliver(1.0, now_s=500.0) == 0.0
-    assert (listener.lead_s(600.0), listener.stalled_s) == (math.inf, 0.0)
-
-
 def test_they_are_made_where_no_worker_is_taken_from_others() -> None:
     hybrid, inline = Placement("hybrid"), Placement("inline")
     hybrid.talker_on_gpu = inline.talker_on_gpu = True
@@ -51,10 +44,13 @@ async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
             yield PcmChunk(b"", chunk.codes, 1)
         await going_on.wait()
 
-    stream = load.counted(synthesize, OF_A_JOB, generate)
-    assert len((await anext(stream)).codes) == 1  # although there is room for no stream
+    stream, other = (load.counted(synthesize, OF_A_JOB, generate) for _ in range(2))
+    for each in (stream, other):
+        assert len((await anext(each)).codes) == 1  # although there is room for no stream
     record = load.record()
-    assert (record.background, record.streams, record.starting, record.backlog_s) == (1.0, 0.0, 0.0, 0.0)
+    assert (record.background, record.streams, record.starting, record.backlog_s) == (2.0, 0.0, 0.0, 0.0)
+    await other.aclose()
+    assert load.record().background == 1.0
 
     async def decoding() -> int:
         return 7
@@ -64,3 +60,10 @@ async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
     going_on.set()
     assert [chunk async for chunk in stream] == []
     assert load.record().background == 0.0
+
+
+def test_nothing_is_ever_due_for_a_job() -> None:
+    listener = Listener.of(background=True)
+    assert listener.deliver(1.0, now_s=5.0) == 0.0
+    assert listener.deliver(1.0, now_s=500.0) == 0.0
+    assert (listener.lead_s(600.0), listener.stalled_s) == (math.inf, 0.0)

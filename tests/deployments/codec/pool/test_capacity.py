@@ -117,8 +117,8 @@ async def test_a_turn_and_a_cancellation_at_once_pass_the_place_on() -> None:
     line = capacity(1)
     first, second, third = await coming(line, "", "", "")
     first.leave.set()
-    await asyncio.sleep(0)  # the place is given to the second, which has not run yet
     await asyncio.sleep(0)
+    assert (line.num_waiting, second.entered.is_set()) == (1, False)  # it has the place, and has not run yet
     second.task.cancel()
     await settle()
     assert third.entered.is_set()

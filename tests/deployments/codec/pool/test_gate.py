@@ -262,6 +262,35 @@ def test_streams_come_and_go_while_calls_run() -> None:
         stateful.run_state_machine_as_test(Streams, settings=BOUNDED)
 
 
+async def gathered() -> None:
+    """A call ends while `@serve.batch` gathers another: a third, which it would add to that one, has to wait."""
+    outcomes, started = list[asyncio.Future[Decoded]](), list[int]()
+
+    async def decode(task: DecodeTask) -> Decoded:
+        started.append(len(task.codes))
+        outcomes.append(asyncio.get_running_loop().create_future())
+        return await outcomes[-1]
+
+    gate = DecodeGate(decode, workers=3, frame_s=0.08)
+    for frames, expected in ((1, [1]), (2, [1, 2]), (4, [1, 2])):
+        asyncio.get_running_loop().create_task(gate.submit(DecodeTask(np.zeros((frames, 4), np.int16), NOWHERE, 1.0)))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert started == expected
+        if frames == 1:
+            gate.note_gathered()
+        if frames == 2:
+            outcomes[0].set_result(Decoded(np.zeros(0, np.int16), NOWHERE))
+    gate.note_gathered()
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert started == [1, 2, 4]
+
+
+def test_a_call_that_ends_lets_none_into_another_that_is_gathered() -> None:
+    asyncio.run(gathered())
+
+
 def gate_of(*, workers: int = 1, tried_s: float = 0.0, seconds_per_frame: float = 0.0) -> DecodeGate:
     gate = DecodeGate(mock.Mock(), workers=workers, frame_s=0.08, tried_s=tried_s)
     gate.seconds_per_frame = seconds_per_frame

@@ -18,6 +18,7 @@ from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.errors import TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Progress, SynthesisRequest
 from deployments.serving.failover import with_failover
+from tests.clock import Clock
 from tests.deployments.codec.pool.test_service import assert_within_one_lsb, collect, joined_codes, joined_pcm
 
 pytestmark = pytest.mark.anyio
@@ -85,7 +86,11 @@ def stream_of(decode: Decode, decoder: CodecDecoder, start: DecodingStart) -> St
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 12, 39, 40, 41, ALL_FRAMES])
 @pytest.mark.parametrize("sizes", [([1], [1]), ([4, 1], [0, 1, 2]), ([40], [0, 0, 3]), ([0, 1, 0, 11], [9])])
-async def test_any_share_gives_the_same_audio(decoder: CodecDecoder, codes: Tensor, frames: int, sizes: Sizes) -> None:
+async def test_any_share_gives_the_same_audio(
+    decoder: CodecDecoder, codes: Tensor, frames: int, sizes: Sizes, fed: list[tuple[str, float, dict[str, str]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("deployments.codec.pool.stream.time", Clock())  # where chunks end follows from the lead
     expected = whole(decoder, codes[0])
     frames_pcm = expected[: frames * decoder.frame_samples]
     talker, decode = Talker(codes[0].numpy().astype(np.int16), frames_pcm, decoder.frame_samples), Decode(decoder)
@@ -95,9 +100,14 @@ async def test_any_share_gives_the_same_audio(decoder: CodecDecoder, codes: Tens
     assert np.array_equal(joined_codes(chunks), codes[0].numpy())
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
     assert [chunk.position for chunk in chunks] == list(np.cumsum([len(chunk.pcm) // 2 for chunk in chunks]))
-    decoded = sum(len(task.codes) for task in decode.tasks if not task.silent)
-    assert decoded == max(0, NUM_FRAMES - frames)
+    decoded = [len(task.codes) for task in decode.tasks if not task.silent]
+    assert sum(decoded) == max(0, NUM_FRAMES - frames)
+    assert frames != 12 or decoded[0] == 8, "the ramp goes on behind the audio of the talker"
     assert sum(len(task.codes) for task in decode.tasks if task.silent) in (0, frames)  # never twice
+    by_talker = min(frames, NUM_FRAMES) * decoder.frame_samples / SAMPLE_RATE
+    for pool, seconds in (("talker", by_talker), ("codec", len(expected) / SAMPLE_RATE - by_talker)):
+        told = [value for name, value, tags in fed if (name, tags) == ("decoded_seconds_total", {"pool": pool})]
+        assert sum(told) == pytest.approx(seconds)
 
 
 async def test_the_border_of_precisions_is_not_heard(directory: Path, decoder: CodecDecoder, codes: Tensor) -> None:

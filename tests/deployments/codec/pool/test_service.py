@@ -1,4 +1,5 @@
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -7,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from deployments.protocol import (
     FinishReason,
     FrameChunk,
     PcmChunk,
+    Progress,
     Reference,
     SynthesisRequest,
 )
@@ -193,29 +195,39 @@ async def test_streams_at_once_do_not_mix(custom_voice: CodecService, one_shot: 
         assert_same_audio(chunks, one_shot(codes))
 
 
-@pytest.mark.parametrize(("leading_silence", "audible"), [(True, 6), (False, 4)])
-async def test_a_quiet_start_is_trimmed(tiny_checkpoint: Checkpoints, leading_silence: bool, audible: int) -> None:
-    frame_samples = 1920
+@pytest.mark.parametrize(("changes", "audible"), [
+    ({}, 6), ({"leading_silence": False}, 4), ({"background": True}, 6),
+    ({"leading_silence": False, "resume": 4}, 2),  # nothing is trimmed behind what was heard
+])  # fmt: skip
+async def test_a_quiet_start_is_trimmed(tiny_checkpoint: Checkpoints, changes: dict[str, Any], audible: int) -> None:
+    frame_samples, due_s = 1920, list[float]()
 
     async def decode(task: DecodeTask) -> Decoded:
         """Codes 0 are silent, the others loud."""
+        due_s.append(task.deadline_s - time.monotonic())
         return Decoded((task.codes[:, 0] * 9000).repeat(frame_samples), task.state)
 
     service = CodecService(str(tiny_checkpoint("CustomVoice")), CodecConfig(), decode=decode)
     codes = np.array([0, 0, 1, 1, 0, 1], np.int16)[:, None].repeat(16, axis=1)
-    request = replace(REQUEST, leading_silence=leading_silence)
-    pcm = joined_pcm(await collect(service.decode_stream(request, Talker(codes).generate)))
+    if "resume" in changes:
+        changes = {**changes, "resume": Progress(codes[:4], 4 * frame_samples, 60.0)}
+    pcm = joined_pcm(await collect(service.decode_stream(replace(REQUEST, **changes), Talker(codes).generate)))
     assert len(pcm) // frame_samples == audible
-    assert (pcm[-4 * frame_samples :: frame_samples] != 0).tolist() == [True, True, False, True]
+    assert (pcm[-4 * frame_samples :: frame_samples] != 0).tolist() == [True, True, False, True][-audible:]
+    assert all(math.isinf(each_s) is ("background" in changes) for each_s in due_s)
+    assert (min(due_s) > 30.0) is ("resume" in changes or "background" in changes), "by what the listener has in hand"
 
 
-async def test_a_clone_continues_it(base: CodecService, one_shot: OneShot, tiny_checkpoint: Checkpoints) -> None:
+async def test_a_clone_continues_it(
+    base: CodecService, one_shot: OneShot, tiny_checkpoint: Checkpoints, fed: list[tuple[str, float, dict[str, str]]]
+) -> None:
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 24000).astype(np.float32)
     talker = Talker(random_codes(3))
     request = replace(REQUEST, reference=Reference(audio, "What is said."))
     chunks = await collect(base.decode_stream(request, talker.generate))
     reference_codes = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(audio)
     (asked,) = talker.requests
+    assert ("reference_lookups_total", 1, {"wanted": "codes", "known": "no"}) in fed
     assert replace(asked, reference_codes=None) == request
     assert asked.reference_codes is not None
     assert np.array_equal(asked.reference_codes, reference_codes)
@@ -321,6 +333,8 @@ def test_a_ready_replica_has_made_every_call(tiny_checkpoint: Checkpoints, monke
     config = CodecConfig(precision="float32")
     assert load_codec(tiny, config).tried.largest_batches == {1: 4, 4: 2}
     assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}
+    monkeypatch.setattr("deployments.codec.plan.MAX_CALL_S", 0.0)
+    assert load_codec(tiny, config).tried.largest_batches == {1: 1, 4: 1}
     shapes.clear()
     assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).tried == WarmUpResult()
     assert shapes == set()

@@ -1,6 +1,6 @@
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from unittest import mock
 
@@ -12,7 +12,7 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.errors import EngineError, TalkerLost
-from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
+from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, PcmChunk
 from deployments.speech_detection import EndingGuard, LeadingSilence
 from tests.deployments.codec.pool.test_service import collect, joined_codes, joined_pcm
 
@@ -29,8 +29,10 @@ NOWHERE = DecodingStart(DecoderState(0, ()))
 class Source:
     """A talker that follows a script of codes to send, errors to raise and events to wait for."""
 
-    def __init__(self, *script: Codes | Exception | asyncio.Event, reason: FinishReason | None) -> None:
-        self._script, self._reason = script, reason
+    def __init__(
+        self, *script: Codes | Exception | asyncio.Event, reason: FinishReason | None, decodes: bool = False
+    ) -> None:
+        self._script, self._reason, self._decodes = script, reason, decodes
         self.exhausted = asyncio.Event()
         self.closed = asyncio.Event()
 
@@ -43,7 +45,8 @@ class Source:
                 elif isinstance(step, Exception):
                     raise step
                 else:
-                    yield FrameChunk(step, 5, self._reason if step is last else None)
+                    pcm = step[:, 0].repeat(FRAME_SAMPLES if self._decodes else 0)
+                    yield FrameChunk(step, 5, self._reason if step is last else None, pcm.tobytes())
             self.exhausted.set()
         finally:
             self.closed.set()
@@ -70,10 +73,11 @@ def numbered(count: int, *, start: int = 1) -> Codes:
 
 def decoder_of(
     decode: Decode, *, start: DecodingStart = NOWHERE, silence: LeadingSilence | None = None,
-    guard: EndingGuard | None = None,
+    guard: EndingGuard | None = None, load: Callable[[], int] = lambda: 0,
 ) -> StreamDecoder:  # fmt: skip
     sizes = {"frame_samples": FRAME_SAMPLES, "sample_rate": SAMPLE_RATE}
-    return StreamDecoder(decode, ChunkPlan(RAMP, frame_s=FRAME_S), start, **sizes, silence=silence, guard=guard)
+    plan = ChunkPlan(RAMP, frame_s=FRAME_S)
+    return StreamDecoder(decode, plan, start, **sizes, silence=silence, guard=guard, load=load)
 
 
 def run(decode: FakeDecode, source: Source, *, silence: LeadingSilence | None = None) -> AsyncGenerator[PcmChunk, None]:
@@ -108,13 +112,18 @@ async def test_a_fast_talker_fills_the_ramp(decode: FakeDecode) -> None:
 
 async def test_the_first_frame_does_not_wait_for_the_second(decode: FakeDecode) -> None:
     more = asyncio.Event()
-    source = Source(numbered(1), more, numbered(3, start=2), reason=FinishReason.LENGTH)
-    async with aclosing(run(decode, source)) as chunks:
+    source, looks = Source(numbered(1), more, numbered(3, start=2), reason=FinishReason.LENGTH), list[int]()
+    decoder = decoder_of(decode, load=lambda: looks.append(1) or 0)
+    async with aclosing(decoder.run(source.frames())) as chunks:
         first = await anext(chunks)
         assert np.array_equal(first.codes, numbered(1))
         assert first.finish_reason is None
+        second = asyncio.create_task(anext(chunks))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(looks) <= 5, "it sleeps while the talker makes nothing, however low the lead"
         more.set()
-        rest = [chunk async for chunk in chunks]
+        rest = [await second, *[chunk async for chunk in chunks]]
     assert np.array_equal(joined_codes([first, *rest]), numbered(4))
     assert rest[-1].finish_reason is FinishReason.LENGTH
 
@@ -256,13 +265,16 @@ async def test_quiet_frames_in_front_go_but_their_codes_stay(decode: FakeDecode)
     due = [task.deadline_s for task in decode.tasks]
     assert due[2] > due[1] > due[0]  # nothing delivered yet: each chunk is due when it is asked for
     assert chunks[0].pcm == chunks[1].pcm == b""
+    assert [len(task.codes) for task in decode.tasks][:7] == [1] * 7, "the ramp begins with the sound"
 
 
-async def test_a_missed_end_is_made_up_for_and_the_talker_left(decode: FakeDecode) -> None:
+@pytest.mark.parametrize("gpu_frames", [0, ALL_FRAMES])
+async def test_a_missed_end_is_made_up_for_and_the_talker_left(decode: FakeDecode, gpu_frames: int) -> None:
     """5000: loud enough to be sound."""
     codes = np.concatenate([numbered(30, start=5000), np.zeros((300, GROUPS), np.int16)])
-    source = Source(codes, asyncio.Event(), numbered(1), reason=FinishReason.STOP)
-    chunks = await collect(decoder_of(decode, guard=EndingGuard(FRAME_SAMPLES, SAMPLE_RATE)).run(source.frames()))
+    source = Source(codes, asyncio.Event(), numbered(1), reason=FinishReason.STOP, decodes=gpu_frames > 0)
+    decoder = decoder_of(decode, guard=EndingGuard(FRAME_SAMPLES, SAMPLE_RATE))
+    chunks = await collect(decoder.run(source.frames(), gpu_frames=gpu_frames))
     assert chunks[-1].finish_reason is FinishReason.SILENCE
     assert np.array_equal(joined_codes(chunks), codes[: len(joined_codes(chunks))])
     assert 30 + 30 <= len(joined_codes(chunks)) <= 30 + 80  # 3 to 8 s

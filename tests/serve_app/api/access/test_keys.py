@@ -7,6 +7,7 @@ import pytest
 
 from serve_app.api.access.keys import Keys, read_keys
 from serve_app.api.error_replies import Unauthorized
+from serve_app.cli import key_file
 from serve_app.cli.key_file import create_key, revoke_keys
 from serve_app.config import ConfigError
 
@@ -28,8 +29,10 @@ def keys(file: Path, key: str) -> Keys:
 
 
 def test_a_created_key_is_valid_and_kept_as_a_hash_only(file: Path, key: str) -> None:
-    bob, *more = [create_key(file, name) for name in ("bob", *["ada"] * 4)]
+    bob, *more = [create_key(file, name) for name in ("bob", 512 * "x", *["ada"] * 3)]
     assert (Keys(file).find(key).name, Keys(file).find(bob).name) == ("ada", "bob")
+    with pytest.raises(ConfigError, match="has 513 characters; use at most 512"):
+        create_key(file, 513 * "x")
     record, *others = read_keys(file).keys
     assert len({key, bob, *more}) == len({each.sha256 for each in (record, *others)}) == 6
     assert (record.name, key.split("-")[1]) == ("ada", record.id)
@@ -72,11 +75,14 @@ def test_limits_change_while_the_server_runs(file: Path) -> None:
     assert keys.find(key).max_streams == 2
 
 
-def test_a_key_can_be_revoked_by_its_id(file: Path) -> None:
+def test_a_key_can_be_revoked_by_its_id(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create_key(file, "ada")
     key = create_key(file, "ada")
     revoke_keys(file, key.split("-")[1])
     assert [record.revoked is None for record in read_keys(file).keys] == [True, False]
+    monkeypatch.setattr(key_file, "_now", lambda: "later")
+    assert [record.id for record in revoke_keys(file, "ada")] == [read_keys(file).keys[0].id]
+    assert [record.revoked == "later" for record in read_keys(file).keys] == [True, False]
     with pytest.raises(ConfigError, match="no valid key"):
         revoke_keys(file, key.split("-")[1])
 

@@ -2,6 +2,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,6 +13,7 @@ from deployments.errors import StartError
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve import local_server
 from serve_app.cli.serve.local_server import Address, first_page, logical_cpus, root_cause, why_unusable
+from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import POOLS, AppConfig
 from tests.loadtest.servers import QuietHandler
 from tests.loadtest.servers import running as serving
@@ -53,6 +56,15 @@ def test_every_pool_has_a_place_on_a_machine_with_fewer_cpus(monkeypatch: pytest
     assert logical_cpus(AppConfig()) == 2
     pools = [sized(pool, {"num_cpus": 1}) for pool in POOLS.values()]
     assert logical_cpus(AppConfig.model_validate({name: value for each in pools for name, value in each.items()})) == 4
+    three = {f"{pool}_pool": {"num_cpus": 1} for pool in ("ingress", "codec", "talker")} | {"api": {"extensions": []}}
+    models = [{"name": name, "model": "embedded"} for name in "ab"]
+    two = {**three, "models": models, "talker_scaling": {"max_replicas": 3}}
+    assert [logical_cpus(AppConfig.model_validate(each)) for each in (three, two)] == [3, 1 + 2 + 6]
+
+
+def test_nothing_is_started_that_others_could_use_without_a_key(listener: int, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="API keys are not required"):
+        local_server.start(AppConfig(), Address("0.0.0.0", listener), RunFolder(tmp_path), pytest.fail)
 
 
 @pytest.mark.usefixtures("servers_folder")
@@ -117,6 +129,36 @@ def test_replicas_listen_on_loopback_wherever_their_server_does(monkeypatch: pyt
     monkeypatch.setattr("ray.serve.start", start)
     local_server._start_proxy(Address("0.0.0.0", 8000))
     assert start.call_args.kwargs["http_options"]["host"] == "127.0.0.1"
+
+
+Overview = tuple[str, dict[str, tuple[str, str]]]
+STARTING: Overview = "DEPLOYING", {"Talker-a": ("UPDATING", "Waiting for resources"), "Codec": ("HEALTHY", "")}
+
+
+@pytest.mark.parametrize(("seen", "failure"), [
+    ([STARTING, STARTING], None), ([STARTING, ("UNHEALTHY", {})], "the application did not start: why"),
+    ([STARTING, ("DEPLOY_FAILED", {})], "the application did not start: why"),
+    ([STARTING, ("DEPLOYING", {"Talker-a": ("UPDATING", QUOTED)})], "^Talker-a did not start: /m/model"),
+])  # fmt: skip
+def test_a_roll_out_tells_what_changes_and_ends_at_the_first_failure(
+    seen: list[Overview], failure: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overview(status: str, states: dict[str, tuple[str, str]]) -> SimpleNamespace:
+        def of(state: str, said: str) -> SimpleNamespace:
+            return SimpleNamespace(status=SimpleNamespace(value=state), message=said)
+
+        each = {name: of(*told) for name, told in states.items()}
+        return SimpleNamespace(status=status, message="why", deployments=each)
+
+    answers, lines, check = iter([*seen, ("RUNNING", {})]), list[str](), Mock()
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"talkray": overview(*next(answers))}))
+    monkeypatch.setattr("ray.serve.run_many", Mock())
+    monkeypatch.setattr("serve_app.app.build_app", Mock())
+    monkeypatch.setattr(local_server, "_POLL_S", 0.0)
+    with nullcontext() if failure is None else pytest.raises(StartError, match=failure):
+        local_server.roll_out(AppConfig(), lines.append, check=check)
+    assert [line.partition(" (")[0] for line in lines] == ["deploying", "speech model a starting, audio decoder ready"]
+    assert check.call_count == (2 if failure is None else 1)
 
 
 def test_the_root_cause_is_the_end_of_what_serve_quotes_or_the_message_itself() -> None:
