@@ -66,7 +66,7 @@ class StreamLimit:
         self._was_reached |= not room
         return room
 
-    def delivered(self, *, late: bool, streams: int, now_s: float) -> None:
+    def count_chunk(self, *, late: bool, streams: int, now_s: float) -> None:
         """Count a chunk that was delivered while `streams` streams were running."""
         self._seen += 1
         self._late += late

@@ -53,7 +53,7 @@ class Listener:
         if self.due_s is not None:
             self.due_s += taken_s
 
-    def wait(self, *, now_s: float) -> None:
+    def reset_due(self, *, now_s: float) -> None:
         """Move the due time to now, because no stage could have produced audio earlier. The stall is not counted."""
         if self.due_s is not None:
             self.due_s = max(self.due_s, now_s)
@@ -67,7 +67,7 @@ class Listener:
         return self.deadline_s(now_s) - now_s
 
 
-class ReaderWatch:
+class ReaderTimeout:
     """Timeout for a generator's reader. Calls `pause` if UNREAD_S pass without a read, and `resume` on the next read.
 
     The generator calls `read` for each item that it yields, and again once its reader has taken the item. One timer
@@ -79,7 +79,7 @@ class ReaderWatch:
         self._offered_s: float | None = None  # event loop time at which the current item was offered
         self._timer: asyncio.TimerHandle | None = None
         self._pausing: asyncio.Task[None] | None = None
-        self.was_away = False  # whether `pause` ran before the reader took the previous item
+        self.was_paused = False  # whether `pause` ran before the reader took the previous item
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -96,8 +96,8 @@ class ReaderWatch:
         Returns None if `next_item` does.
         """
         self._offered_s = None
-        self.was_away = self._pausing is not None
-        if self.was_away:
+        self.was_paused = self._pausing is not None
+        if self.was_paused:
             await self._end_pause()
         if (item := await next_item()) is not None and is_watched:
             self._offered_s = self._loop.time()

@@ -144,7 +144,7 @@ class Reference:
         assert self.audio is not None, "either samples or a prompt"
         return self.audio
 
-    def by_prompt(self, prompt: ClonePrompt | None) -> "Reference":
+    def with_prompt(self, prompt: ClonePrompt | None) -> "Reference":
         """Return this reference with `prompt` instead of its samples, or unchanged if `prompt` lacks required codes."""
         if self.prompt is not None or prompt is None or (prompt.codes is None and not self.x_vector_only):
             return self
@@ -215,7 +215,7 @@ class SynthesisRequest:
     mailbox: Mailbox | None = None  # address of the text while the client writes it; `text` is empty then
     tail: Tail | None = None  # of the previous segment, or of an earlier request
 
-    # A stream that continues on another replica: set by `Received` of deployments/serving/failover.py
+    # A stream that continues on another replica: set by `ReceivedProgress` of deployments/serving/failover.py
     resume: Progress | None = None  # the part that another replica has produced
     is_retry: bool = False  # another replica had this request before and may hang
 

@@ -24,7 +24,7 @@ class Lookups:
     misses: int = 0
 
 
-class ByRecording(Generic[T]):
+class RecordingCache(Generic[T]):
     """LRU cache for results by recording, limited to a number of bytes. All methods are thread-safe.
 
     Callers share the results and must not modify them.
@@ -46,7 +46,7 @@ class ByRecording(Generic[T]):
             self._misses += result is None
         if result is None:
             result = compute()  # concurrent misses compute the result twice, because waiting would be slower
-            self.keep(key, result)
+            self.put(key, result)
         return result
 
     def find(self, key: bytes) -> T | None:
@@ -56,7 +56,7 @@ class ByRecording(Generic[T]):
                 self._results.move_to_end(key)
             return self._results.get(key)
 
-    def keep(self, key: bytes, result: T) -> None:
+    def put(self, key: bytes, result: T) -> None:
         """Store a result that was computed elsewhere, replacing any older result for the same key."""
         size = self._size(result)
         if size > self._max_bytes:

@@ -169,7 +169,7 @@ class EndingGuard:
         self._loudest, self._num_quiet = QUIET_DB, 0
         self._loops = _Loops(frames_of(_LONGEST_LOOP_S, self._frame_s))
 
-    def pass_on(
+    def truncate(
         self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None, num_text_tokens: int
     ) -> tuple[Codes, Pcm, FinishReason | None]:
         """Return the part of the arguments that is speech.

@@ -159,7 +159,7 @@ class _Replica:
     def __post_init__(self) -> None:
         largest = {size: self.pool.largest(size) for size in call_sizes(self.pool.ramp)}
         self.gate = DecodeGate(self._decode, workers=self.pool.workers, frame_s=_FRAME_S, largest=largest)
-        self.capacity = Capacity(max_late_s=_MAX_LATE_S, workers_carry=lambda: self.gate.capacity)
+        self.capacity = Capacity(max_late_s=_MAX_LATE_S, worker_capacity=lambda: self.gate.capacity)
         self.placement = Placement("hybrid" if self.pool.hybrid else "pool")
         self.placement.talker_on_gpu = True
 
@@ -196,7 +196,7 @@ class _Replica:
             sample_rate=_SAMPLE_RATE,
             load=lambda: self.gate.load,
         )
-        async with aclosing(decoder.run(_talker(frames, gpu_frames), gpu_frames=gpu_frames)) as chunks:
+        async with aclosing(decoder.decode_chunks(_talker(frames, gpu_frames), gpu_frames=gpu_frames)) as chunks:
             async for chunk in chunks:
                 first_s = min(first_s, _now_s() - asked_s)
                 listener.deliver(len(chunk.codes) * _FRAME_S, now_s=_now_s())
@@ -221,7 +221,7 @@ class _Replica:
 
     def _finish(self, tasks: list[tuple[DecodeTask, asyncio.Future[Decoded]]]) -> None:
         self.cores.busy -= 1
-        self.capacity.decoded(max(task.stall_s(_now_s()) for task, _ in tasks), now_s=_now_s())
+        self.capacity.record_call(max(task.stall_s(_now_s()) for task, _ in tasks), now_s=_now_s())
         for task, done in tasks:
             pcm = np.ones(len(task.codes) * _FRAME_SAMPLES, np.int16)
             if not done.done():

@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureC
 from deployments.codec.deployment import CodecReplica
 from deployments.serving.handles import LeastBusy
 from deployments.talker.deployment import TalkerReplica
-from deployments.weights.description import clones, speakers, tokenizer_of
+from deployments.weights.description import clones, speakers, speech_tokenizer_key
 from deployments.weights.store import resolve_auto
 from serve_app.api.catalogue import check_default
 from serve_app.api.routing import dialects_of
@@ -62,25 +62,25 @@ def build_app(config: AppConfig) -> Application:
     If there are several models, each has its own talkers. Models with the same speech tokenizer share a codec pool. In
     this module, `own` is a model's configuration as if it were the only model. Raises StartError for invalid settings.
     """
-    configs = {name: _chosen(own) for name, own in config.by_model().items()}
+    configs = {name: _resolve_checkpoint(own) for name, own in config.by_model().items()}
     _check_default_voice(config, [own.model for own in configs.values()])
-    models = tuple(_deployed(config, configs))
+    models = tuple(_bind_models(config, configs))
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
     extensions = load_extensions(config.api.extensions)
     dialects_of(extensions)  # raises if two extensions share a route, before replicas start
-    added = {each.name: _added(each.deploy(config, models)) for each in extensions if each.deploy is not None}
+    added = {each.name: _bind_extension(each.deploy(config, models)) for each in extensions if each.deploy is not None}
     return ingress.bind(config.api, models, added)
 
 
-def _added(spec: DeploymentSpec) -> Application:
+def _bind_extension(spec: DeploymentSpec) -> Application:
     deployed = serve.deployment(name=spec.name, **options(spec.pool, spec.max_ongoing_requests))
     return deployed(resolve_name(spec.replica)).bind(*spec.arguments)
 
 
-def _chosen(own: AppConfig) -> AppConfig:
+def _resolve_checkpoint(own: AppConfig) -> AppConfig:
     """Replace `auto` with an actual checkpoint."""
     model = resolve_auto(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
     return own.model_copy(update={"model": model})
@@ -106,10 +106,12 @@ def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
     return deployment.bind(own.model, own.talker, name, makes_audio=own.codec.placement != "pool")
 
 
-def _deployed(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[Deployed]:
+def _bind_models(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[Deployed]:
     """Yield the models with their pools. If there are several codec pools, each is named after its first model."""
     talkers = {name: _talker(config, name, own) for name, own in configs.items()}
-    tokenizers = {name: tokenizer_of(own.model) if name else "" for name, own in configs.items()}  # may read files
+    tokenizers = {
+        name: speech_tokenizer_key(own.model) if name else "" for name, own in configs.items()
+    }  # may read files
     pools: dict[str, tuple[str, Application]] = {}
     for name, tokenizer in tokenizers.items():
         if tokenizer not in pools:

@@ -13,7 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from deployments.serving import ray_metrics, ray_private
-from deployments.serving.handles import ask_all_replicas
+from deployments.serving.handles import call_all_replicas
 from deployments.serving.processes import freeze_loaded
 from serve_app.api.application import create_api
 from serve_app.api.early_status import EarlyStatusProtocol
@@ -52,7 +52,7 @@ async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
     pools = await asyncio.to_thread(ray_private.pools, app_name)
     names = [name for name, pool in pools.items() if name not in following and pool.running]
     handles = [serve.get_deployment_handle(name, app_name) for name in names]  # Serve caches the handles
-    await asyncio.gather(*(ask_all_replicas(handle, "forget", voices) for handle in handles))
+    await asyncio.gather(*(call_all_replicas(handle, "forget", voices) for handle in handles))
 
 
 class Ingress:
@@ -67,7 +67,7 @@ class Ingress:
         ray_metrics.install(pool="ingress", models=tuple(model.name for model in models))
         has_sockets = any(dialect.sockets for dialect in dialects_of(load_extensions(settings.extensions)))
         sockets: dict[str, Any] = resolve_name(_WEBSOCKETS)(settings.admission) if has_sockets else {}
-        ray_private.give_uvicorn(http=EarlyStatusProtocol, proxy_headers=False, **sockets)
+        ray_private.set_uvicorn_options(http=EarlyStatusProtocol, proxy_headers=False, **sockets)
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
         app_name = serve.get_replica_context().app_name
         watch = PoolWatch(app_name, {model.name: model.deployments for model in models})

@@ -20,14 +20,14 @@ class DecodeTask:
     codes: Codes  # [frames, num_code_groups]
     state: DecoderState
     deadline_s: float  # time at which the listener needs the audio, by time.monotonic()
-    silent: bool = False  # only compute the state, because the talker's GPU made the audio
+    state_only: bool = False  # only compute the state, because the talker's GPU made the audio
     followed_by: int = 0  # frames in this stream's later silent tasks
     stalled_s: float = 0.0  # seconds of silence that the listener has already heard
 
     @property
     def shape(self) -> tuple[int, bool]:
-        """Number of frames and `silent`, which are the same for all tasks in a call."""
-        return len(self.codes), self.silent
+        """Number of frames and `state_only`, which are the same for all tasks in a call."""
+        return len(self.codes), self.state_only
 
     def stall_s(self, now_s: float) -> float:
         """Return the listener's total silence in seconds if the task finishes at `now_s`; 0.0 if it is in time."""
@@ -65,7 +65,7 @@ def _decode_group(decoder: CodecDecoder, tasks: list[DecodeTask]) -> list[Decode
 def _decode_stacked(decoder: CodecDecoder, tasks: list[DecodeTask]) -> list[Decoded]:
     codes = torch.from_numpy(np.stack([task.codes for task in tasks]).astype(np.int64))
     states = [task.state for task in tasks]
-    if tasks[0].silent:
+    if tasks[0].state_only:
         nothing = np.zeros(0, np.int16)
         followed_by = min(task.followed_by for task in tasks)
         return [Decoded(nothing, state) for state in decoder.recall(codes, states, followed_by=followed_by)]

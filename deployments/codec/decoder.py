@@ -223,14 +223,14 @@ def to_pcm16(audio: Tensor) -> NDArray[np.int16]:
     return scaled.to(torch.int16).cpu().numpy()
 
 
-def describe_choice(precision: str, noise_db: float, failed: str = "") -> str:
+def describe_choice(precision: str, ratio_db: float, failed: str = "") -> str:
     """Return the startup log line that names the chosen precision and those that were not exact enough."""
     line = f"the codec decodes in {precision}"
-    if noise_db < inf:
-        line += f", {noise_db:.1f} dB above its error"
+    if ratio_db < inf:
+        line += f", {ratio_db:.1f} dB above its error"
     if failed:
         line += f"; not exact enough on this checkpoint ({MIN_SNR_DB:.0f} dB are):{failed.removeprefix(',')}"
-    if noise_db < MIN_SNR_DB:
+    if ratio_db < MIN_SNR_DB:
         line += "; no arithmetic is: its layers turn the smallest difference into another waveform"
     return line
 

@@ -16,7 +16,7 @@ from deployments.config import CodecConfig, CodecPlacement
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
-from deployments.serving.handles import ask_replica, read_replica
+from deployments.serving.handles import call_replica, stream_from_replica
 from deployments.serving.replica import Replica
 
 if TYPE_CHECKING:  # do not import torch in processes that only compose the application
@@ -70,7 +70,7 @@ class CodecReplica:
         self._service = CodecService(model, config, decode=decode, placements=placements)
         gate = self._service.gate
         self._load = CodecLoad(
-            config.workers, frame_s=self._service.frame_s, max_late_s=max_late_s, workers_carry=lambda: gate.capacity
+            config.workers, frame_s=self._service.frame_s, max_late_s=max_late_s, worker_capacity=lambda: gate.capacity
         )
         self._knows_talker = "" not in self._talkers  # whether a single model's talkers have reported their device
         self._has_tried = False
@@ -78,7 +78,7 @@ class CodecReplica:
 
     async def describe(self, model: str) -> ModelInfo:
         """Return the checkpoint's description from a replica of its talker pool. Waits for a replica."""
-        info: ModelInfo = await ask_replica(self._talkers[model], "describe", lost=TalkerLost)
+        info: ModelInfo = await call_replica(self._talkers[model], "describe", lost=TalkerLost)
         if not model:
             self._service.placement.talker_on_gpu = info.talker_on_gpu
             self._knows_talker = True
@@ -94,11 +94,11 @@ class CodecReplica:
         if not self._knows_talker:
             await self.describe("")
         request = with_mark(request, "to-codec")
-        audio = self._load.counted(self._service.decode_stream, request, self._generate)
+        audio = self._load.track_stream(self._service.decode_stream, request, self._generate)
         return self._replica.with_heartbeats(audio, _HEARTBEAT, "codec")
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop cached results of stored voices (`ByRecording.forget`). Returns the number of dropped results."""
+        """Drop cached results of stored voices (`RecordingCache.forget`). Returns the number of dropped results."""
         return self._service.forget(voices)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -127,4 +127,4 @@ class CodecReplica:
         await asyncio.gather(*map(self.describe, there), return_exceptions=True)
 
     def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
-        return read_replica(self._talkers[request.model], "generate", request, lost=TalkerLost)
+        return stream_from_replica(self._talkers[request.model], "generate", request, lost=TalkerLost)

@@ -11,7 +11,7 @@ from torch import Tensor
 from deployments.codec.codec_config import MAX_CALL_FRAMES, DecoderConfig
 from deployments.codec.decoder import Backend, CodecDecoder, to_pcm16
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.slots import DecodeCall, Prepare, SlotDecoder
+from deployments.codec.slots import DecodeCall, Precompile, SlotDecoder
 from deployments.errors import EngineError
 from deployments.protocol import Frame, Pcm
 
@@ -29,7 +29,7 @@ class PlainSlots(SlotDecoder):
 
     @classmethod
     def load(
-        cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
+        cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, precompile: Precompile,
         report: Callable[[str], None],
     ) -> "PlainSlots":  # fmt: skip
         return cls(CodecDecoder(backend.load(directory, device=device)), num_slots=num_slots)
@@ -51,7 +51,7 @@ class PlainSlots(SlotDecoder):
     def largest_batch(self, frames: int) -> int:
         return min(self.num_slots, max(1, MAX_CALL_FRAMES // frames))
 
-    def begin(self, slot: int, state: DecoderState | None = None) -> None:
+    def start_slot(self, slot: int, state: DecoderState | None = None) -> None:
         self._states[slot] = state or self._decoder.initial_state()
         self._codes[slot] = []
 

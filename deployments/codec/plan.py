@@ -70,7 +70,7 @@ def call_sizes(ramp: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted({1, *ramp}, reverse=True))
 
 
-def parts(frames: int, sizes: tuple[int, ...]) -> list[int]:
+def split_frames(frames: int, sizes: tuple[int, ...]) -> list[int]:
     """Split `frames` frames into calls with sizes from `sizes`, which are in descending order and end with 1."""
     calls: list[int] = []
     for size in sizes:
@@ -80,8 +80,8 @@ def parts(frames: int, sizes: tuple[int, ...]) -> list[int]:
 
 
 def recall_sizes(frames: int, sizes: tuple[int, ...]) -> list[int]:
-    """Return the sizes of `parts` in ascending order. Only the last call then has to run the convolutions."""
-    return parts(frames, sizes)[::-1]
+    """Return the sizes of `split_frames` in ascending order. Only the last call then has to run the convolutions."""
+    return split_frames(frames, sizes)[::-1]
 
 
 class ChunkPlan:
@@ -121,7 +121,7 @@ class ChunkPlan:
             return 0
         if ended and size == available and not self._must_hurry(lead_s):
             return min(each for each in self._sizes if each >= size)
-        return parts(size, self._sizes)[0]
+        return split_frames(size, self._sizes)[0]
 
     def lead_to_decode_s(self, available: int) -> float:
         """Return the maximum `lead_s` at which `size` may be above 0 for a running stream; inf if any lead will do."""

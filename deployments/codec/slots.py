@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # not all kinds of slots have one
     from deployments.codec.decoder import Backend
 
 CODE_RING = 2048  # frames of codes per slot; half may be waiting to be decoded, and older frames may be needed again
-Prepare = Callable[[Callable[[], None]], None]
+Precompile = Callable[[Callable[[], None]], None]
 """Compiles all kernels that some work launches, by running the work without the launches."""
 
 
@@ -44,12 +44,12 @@ class SlotDecoder(ABC):
     @classmethod
     @abstractmethod
     def load(
-        cls, directory: Path, backend: "type[Backend]", *, num_slots: int, device: torch.device, prepare: Prepare,
+        cls, directory: Path, backend: "type[Backend]", *, num_slots: int, device: torch.device, precompile: Precompile,
         report: Callable[[str], None],
     ) -> "SlotDecoder":  # fmt: skip
         """Load a checkpoint's `speech_tokenizer` folder. Raises CheckpointError. `report` receives the precision.
 
-        `backend` belongs to the same entry of `BACKENDS`. `prepare` receives all GPU work before the first launch.
+        `backend` belongs to the same entry of `BACKENDS`. `precompile` receives all GPU work before the first launch.
         """
 
     @staticmethod
@@ -72,7 +72,7 @@ class SlotDecoder(ABC):
         """Return the maximum number of streams in a call of `frames` frames."""
 
     @abstractmethod
-    def begin(self, slot: int, state: DecoderState | None = None) -> None:
+    def start_slot(self, slot: int, state: DecoderState | None = None) -> None:
         """Start a new stream in a slot, or continue a stream from `state`."""
 
     @abstractmethod

@@ -18,7 +18,7 @@ from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import NetworkKind, PrefillTensors
 from deployments.talker.networks.unfused_networks import UnfusedNetworks
 from deployments.talker.sampling import torch_sampler
-from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.sampling.torch_sampler import NoiseKey
 from deployments.talker.state.batch_state import BatchOptions, BatchState, Context
 from deployments.talker.state.kv_cache import KVCache
 
@@ -198,7 +198,7 @@ class CpuPredictor:
             talker.config.talker.hidden_size,
         )  # fmt: skip
 
-    def complete(self, codes: Tensor, hidden: Tensor, total: Tensor, where: RowCache, draw: _Draw) -> None:
+    def complete(self, codes: Tensor, hidden: Tensor, total: Tensor, where: RowCache, noise_key: _Draw) -> None:
         """Complete `codes` [groups, rows] int64 from those of codebook 0, and add their embeddings to `total`.
 
         `hidden` and `total` are [rows, talker hidden] float32; `total` is the embedding of codebook 0.
@@ -211,7 +211,7 @@ class CpuPredictor:
         scratch = torch.empty(rows * (width + vocab) + rest)
         cache = where.as_struct(where.tables)
         _built.complete(
-            ctypes.byref(self._as_struct), ctypes.byref(cache), ctypes.byref(draw), codes.data_ptr(),
+            ctypes.byref(self._as_struct), ctypes.byref(cache), ctypes.byref(noise_key), codes.data_ptr(),
             hidden.data_ptr(), total.data_ptr(), rows, positions.data_ptr(), scratch.data_ptr(),
         )  # fmt: skip
 
@@ -243,15 +243,17 @@ class CpuNetworks(UnfusedNetworks):
     def _first_logits(self, hidden: Tensor) -> Tensor:
         return self._first_head(hidden)
 
-    def _complete(self, hidden: Tensor, code0: Tensor, options: BatchOptions, draw: Draw) -> tuple[Tensor, Tensor]:
+    def _complete(
+        self, hidden: Tensor, code0: Tensor, options: BatchOptions, noise_key: NoiseKey
+    ) -> tuple[Tensor, Tensor]:
         if not self.samples_in_c:
-            return super()._complete(hidden, code0, options, draw)
+            return super()._complete(hidden, code0, options, noise_key)
         rows, groups = len(hidden), self.config.num_code_groups
         codes, total = torch.empty(groups, rows, dtype=torch.long), self.talker.model.codec_embedding(code0)
         codes[0] = code0
         packed = options.packed.contiguous()
         drawing = _Draw(
-            torch_sampler.sample_address(), packed.data_ptr(), draw.seeds.data_ptr(), draw.frames.data_ptr()
+            torch_sampler.sample_address(), packed.data_ptr(), noise_key.seeds.data_ptr(), noise_key.frames.data_ptr()
         )
         where = RowCache(self._frame_keys, self._frame_values, self._frame_tables[:rows], groups)
         self._predictor.complete(codes, hidden, total, where, drawing)

@@ -53,7 +53,7 @@ def half_precision(capability: Capability) -> Literal["bfloat16", "float16"]:
     return "bfloat16" if capability >= AMPERE else "float16"
 
 
-def why_not(card: Card, cuda: Capability | None) -> str | None:
+def unsupported_reason(card: Card, cuda: Capability | None) -> str | None:
     """Return why the card cannot run Talkray and how to fix it, or None. `cuda` is PyTorch's CUDA version."""
     if card.capability < LEAST_CAPABILITY:
         family = _NAMES.get(card.capability[0], "too old")

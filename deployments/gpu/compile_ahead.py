@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _MAX_WORKERS = 16  # each worker imports torch, which uses about a third of a gigabyte of memory
 _WORKER = "import torch; from deployments.gpu.compile_ahead import serve_standard_streams as serve; serve()"
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with the number of compiled kernels and the total number of kernels."""
 
 
@@ -51,7 +51,7 @@ class Kernel:
 
 @contextmanager
 def compiling_ahead(
-    facts: str, phase: Callable[[str], AbstractContextManager[None]], progress: Progress
+    facts: str, phase: Callable[[str], AbstractContextManager[None]], progress: ProgressCallback
 ) -> Iterator[Callable[[Callable[[], None]], None]]:
     """Yield a function that compiles the kernels launched by some work in parallel, with a `phase` for each step.
 
@@ -64,13 +64,13 @@ def compiling_ahead(
         return
     with CompileWorkers() as workers:
 
-        def prepare(work: Callable[[], None]) -> None:
+        def precompile(work: Callable[[], None]) -> None:
             with phase("looking for kernels to compile"), noted_launches() as kernels:
                 work()
             with phase("compiling kernels"):
                 workers.compile(kernels, progress)
 
-        yield prepare
+        yield precompile
     stamp.parent.mkdir(parents=True, exist_ok=True)
     stamp.touch()
 
@@ -144,7 +144,7 @@ class CompileWorkers:
             process.stdout.close()
             process.wait()
 
-    def compile(self, kernels: Sequence[Kernel], report: Progress) -> None:
+    def compile(self, kernels: Sequence[Kernel], report: ProgressCallback) -> None:
         """Compile all kernels into the cache. A failure is logged, and launching the kernel raises the error again."""
         idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         for process in self._processes:

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
-from deployments.listener import Listener, ReaderWatch
+from deployments.listener import Listener, ReaderTimeout
 from deployments.protocol import ClonePrompt, FrameChunk, Marks, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 
@@ -33,16 +33,16 @@ _GIVE_UP_S = 30.0
 _MAX_LOSSES = 12
 _MAX_FUTILE_LOSSES = 3
 
-Sent = TypeVar("Sent", FrameChunk, PcmChunk)  # chunks received from the replica
-Given = TypeVar("Given", FrameChunk, PcmChunk)  # chunks given to the reader
+ReplicaChunk = TypeVar("ReplicaChunk", FrameChunk, PcmChunk)  # chunks received from the replica
+ReaderChunk = TypeVar("ReaderChunk", FrameChunk, PcmChunk)  # chunks given to the reader
 
 
-class Received:
+class ReceivedProgress:
     """The part of a stream that its reader has received. Another replica continues from here."""
 
     def __init__(self, earlier: Progress | None = None) -> None:
         """Start with `earlier`, the part that has already been received."""
-        self._was_asked_for = False
+        self._has_attempt = False
         self._listener = Listener.of(background=False, in_hand_s=0.0 if earlier is None else earlier.in_hand_s)
         self._codes = [] if earlier is None else [earlier.codes]
         self._clone_prompt: ClonePrompt | None = None
@@ -60,16 +60,16 @@ class Received:
         if audio_s:
             self._listener.deliver(audio_s, now_s=time.monotonic())
 
-    def begin_attempt(self, request: SynthesisRequest) -> SynthesisRequest:
+    def next_request(self, request: SynthesisRequest) -> SynthesisRequest:
         """Return the request for the rest of the stream. Each call begins a new attempt.
 
         From the second attempt on, the request sets `is_retry`, as the previous replica may be hung. A clone prompt
         made by a replica replaces the recording.
         """
-        is_retry = self._was_asked_for
-        self._was_asked_for = True
+        is_retry = self._has_attempt
+        self._has_attempt = True
         if request.reference is not None:
-            request = replace(request, reference=request.reference.by_prompt(self._clone_prompt))
+            request = replace(request, reference=request.reference.with_prompt(self._clone_prompt))
         return replace(request, resume=self.progress, is_retry=is_retry)
 
     @property
@@ -81,7 +81,7 @@ class Received:
         return Progress(np.concatenate(self._codes), self.samples, in_hand_s)
 
 
-class ReplicaStream(ABC, Generic[Sent, Given]):
+class ReplicaStream(ABC, Generic[ReplicaChunk, ReaderChunk]):
     """Stream produced by replicas. Subclasses request chunks from a replica and convert each one for the reader."""
 
     def __init__(self, request_id: str, lost: type[ReplicaLost], *, is_background: bool = False) -> None:
@@ -89,12 +89,12 @@ class ReplicaStream(ABC, Generic[Sent, Given]):
         self.request_id, self.lost, self.is_background = request_id, lost, is_background
 
     @abstractmethod
-    def ask(self) -> AsyncGenerator[Sent, None]:
+    def call(self) -> AsyncGenerator[ReplicaChunk, None]:
         """Call a replica for the chunks that follow those received."""
 
     @abstractmethod
-    def receive(self, chunk: Sent) -> Given | None:
-        """Return the chunk for the reader, or None. Stores the progress that the next `ask` needs."""
+    def receive(self, chunk: ReplicaChunk) -> ReaderChunk | None:
+        """Return the chunk for the reader, or None. Stores the progress that the next `call` needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Handover:
 class AttemptStage(Enum):
     """A stream's progress at the most recently called replica."""
 
-    ASKED = auto()
+    CALLED = auto()
     ACCEPTED = auto()
     PROGRESSED = auto()  # a new frame or the end has arrived
 
@@ -120,7 +120,7 @@ class Attempts:
     def __init__(self, lost: type[ReplicaLost], request_id: str, *, most_losses: int = _MAX_LOSSES) -> None:
         """Create a policy. `lost` is the error for a lost replica of the called pool."""
         self._lost, self._request_id, self._most_losses = lost, request_id, most_losses
-        self._stage = AttemptStage.ASKED
+        self._stage = AttemptStage.CALLED
         self._handover: Handover | None = None  # set between a loss and the next new frame
         self._num_losses = 0
         self._num_futile = 0  # consecutive losses without a new frame in between
@@ -128,7 +128,7 @@ class Attempts:
         self._unreported_losses: Marks = ()
         self.has_ended = False  # whether the last chunk has arrived
 
-    def received(self, chunk: FrameChunk | PcmChunk) -> None:
+    def record_progress(self, chunk: FrameChunk | PcmChunk) -> None:
         """Record a chunk. A chunk without codes shows that the replica has accepted the stream."""
         self.has_ended = chunk.finish_reason is not None
         if len(chunk.codes) or self.has_ended:
@@ -137,10 +137,10 @@ class Attempts:
             self._stage = AttemptStage.PROGRESSED
             self._handover = None
             self._delay_s = 0.0
-        elif self._stage is AttemptStage.ASKED:
+        elif self._stage is AttemptStage.CALLED:
             self._stage = AttemptStage.ACCEPTED
 
-    def with_losses(self, item: Given) -> Given:
+    def with_losses(self, item: ReaderChunk) -> ReaderChunk:
         """Return `item` with all losses not yet reported at the start of its trail."""
         if not self._unreported_losses:
             return item
@@ -150,7 +150,7 @@ class Attempts:
 
     def resume(self) -> None:
         """Prepare for a new call after the reader paused and the previous call was closed."""
-        self._stage = AttemptStage.ASKED
+        self._stage = AttemptStage.CALLED
         self._handover = Handover("its reader returned", time.monotonic(), is_loss=False)
 
     def delay_after(self, error: TalkrayError) -> float:
@@ -161,10 +161,10 @@ class Attempts:
             if not died and not isinstance(error, Moved):
                 raise error  # rejected at the start, or lost in a later stage
             self._handover = Handover(f"{type(error).__name__}: {error}", now_s)
-        is_loss = died and self._stage is not AttemptStage.ASKED
+        is_loss = died and self._stage is not AttemptStage.CALLED
         self._num_losses += is_loss
         self._num_futile = 0 if self._stage is AttemptStage.PROGRESSED else self._num_futile + is_loss
-        self._stage = AttemptStage.ASKED
+        self._stage = AttemptStage.CALLED
         waited_s = now_s - self._handover.began_s
         if waited_s > _GIVE_UP_S or self._num_losses >= self._most_losses or self._num_futile >= _MAX_FUTILE_LOSSES:
             reason = f"given up after {self._num_losses} losses; the last outage began with: {self._handover.reason}"
@@ -185,7 +185,7 @@ class Attempts:
         logger.warning("request %s continues %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 
 
-async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Given, None]:
+async def with_failover(stream: ReplicaStream[ReplicaChunk, ReaderChunk]) -> AsyncGenerator[ReaderChunk, None]:
     """Yield the chunks of a stream until its last chunk, from as many replicas as necessary.
 
     If the replica raises `lost` or Moved, another replica is called. NotReady and Overloaded are then retried too.
@@ -201,7 +201,7 @@ async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Gi
     has_begun = False
     while not attempts.has_ended:
         try:
-            async with aclosing(stream.ask()) as chunks, ReaderWatch(chunks.aclose, attempts.resume) as reader:
+            async with aclosing(stream.call()) as chunks, ReaderTimeout(chunks.aclose, attempts.resume) as reader:
                 next_item = partial(_next_item, stream, chunks, attempts, reader)
                 while (item := await reader.read(next_item, is_watched=has_begun)) is not None:
                     has_begun = True
@@ -214,18 +214,21 @@ async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Gi
 
 
 async def _next_item(
-    stream: ReplicaStream[Sent, Given], chunks: AsyncGenerator[Sent, None], attempts: Attempts, reader: ReaderWatch
-) -> Given | None:
+    stream: ReplicaStream[ReplicaChunk, ReaderChunk],
+    chunks: AsyncGenerator[ReplicaChunk, None],
+    attempts: Attempts,
+    reader: ReaderTimeout,
+) -> ReaderChunk | None:
     """Return the reader's next chunk; None after the last one, or if the call was closed because the reader paused.
 
     Raises `lost` if the chunks end before the last one has arrived.
     """
-    if reader.was_away:
+    if reader.was_paused:
         return None
     async for chunk in chunks:
         if attempts.has_ended:
             continue  # let the call end by itself, because Serve would cancel the request's other calls with it
-        attempts.received(chunk)
+        attempts.record_progress(chunk)
         if (item := stream.receive(chunk)) is not None:
             return attempts.with_losses(item)
     if not attempts.has_ended:

@@ -32,7 +32,7 @@ _cancelling: set[asyncio.Task[None]] = set()  # pending cancellations of calls t
 T = TypeVar("T")
 
 
-async def read_replica(
+async def stream_from_replica(
     handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
 ) -> AsyncGenerator[Any, None]:
     """Yield the items of a streaming method. Closing the generator cancels the call.
@@ -50,7 +50,7 @@ async def read_replica(
             if not (await items.wait(within_s) or await items.wait(_CATCH_UP_S)):
                 raise lost(f"the replica has been silent for {within_s:.0f} s")
             try:
-                item = items.take()
+                item = items.get_nowait()
             except StopAsyncIteration:
                 _finished[handle.deployment_name].count(time.monotonic())
                 return
@@ -62,9 +62,9 @@ async def read_replica(
         response.cancel()
         raise from_ray_error(error, lost, _finished[handle.deployment_name]) from error
     finally:
-        if is_taken or items.has_come:
+        if is_taken or items.is_ready:
             response.cancel()
-            await items.drop()
+            await items.aclose()
         else:
             cancelling = asyncio.create_task(_cancel_once_taken(response, items))
             _cancelling.add(cancelling)
@@ -75,7 +75,7 @@ async def _cancel_once_taken(response: Any, items: "ItemReader[Any]") -> None:
     """Cancel a call after a replica has accepted it, because Serve may lose an earlier cancellation."""
     await items.wait(_ACCEPT_S)
     response.cancel()
-    await items.drop()
+    await items.aclose()
 
 
 class ItemReader(Generic[T]):
@@ -104,34 +104,34 @@ class ItemReader(Generic[T]):
             self._coming.set_result(None)
 
     @property
-    def has_come(self) -> bool:
-        """Whether `take` would immediately return an item or report the end."""
+    def is_ready(self) -> bool:
+        """Whether `get_nowait` would immediately return an item or report the end."""
         return bool(self._item) or self._task.done()
 
     async def wait(self, within_s: float) -> bool:
-        """Wait up to `within_s` for the next item or the end. Returns whether `take` is ready.
+        """Wait up to `within_s` for the next item or the end. Returns whether `get_nowait` is ready.
 
         Only this call makes the iterator produce the item after the last taken item.
         """
         if not self._item and self._taken is not None and not self._taken.done():
             self._taken.set_result(None)
-        if not self.has_come:
+        if not self.is_ready:
             self._coming = self._loop.create_future()
             timer = self._loop.call_later(within_s, self._wake)
             try:
                 await self._coming
             finally:
                 timer.cancel()
-        return self.has_come
+        return self.is_ready
 
-    def take(self) -> T:
+    def get_nowait(self) -> T:
         """Return the next item. Raises StopAsyncIteration at the end, and any exception from the iterator."""
         if self._item:
             return self._item.pop()
         self._task.result()
         raise StopAsyncIteration
 
-    async def drop(self) -> None:
+    async def aclose(self) -> None:
         """Stop reading and discard the task's result.
 
         An exception's traceback would otherwise keep the reader and its request, which may be megabytes, alive.
@@ -144,8 +144,8 @@ class ItemReader(Generic[T]):
         del self._task
 
 
-async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object, lost: type[ReplicaLost]) -> Any:
-    """Return the result of a method call. Raises the same errors as `read_replica`."""
+async def call_replica(handle: DeploymentHandle, method: str, *arguments: object, lost: type[ReplicaLost]) -> Any:
+    """Return the result of a method call. Raises the same errors as `stream_from_replica`."""
     try:
         return await handle.options(method_name=method).remote(*arguments)
     except asyncio.CancelledError:
@@ -157,7 +157,7 @@ async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object,
         raise from_ray_error(error, lost, _finished[handle.deployment_name]) from error
 
 
-async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
+async def call_all_replicas(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
     """Return the results of a method from all running replicas. Raises NotReady if one does not respond in time."""
     try:
         results: list[Any] = await handle.broadcast(method, argument).results_async(timeout_s=_PEER_TIMEOUT_S)
@@ -196,7 +196,7 @@ class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc] 
         """Return one list of candidates. Serve selects the candidate with the shortest queue."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # else Serve polls without pausing while all are full
-        if _was_asked_for(pending_request):
+        if _is_retry(pending_request):
             return [_some(candidate_replicas, _MOST)]
         own, zone, elsewhere = self.rank_replicas_via_locality(candidate_replicas)
         on_other_nodes = zone + elsewhere
@@ -208,7 +208,7 @@ def _some(replicas: list[RunningReplica], most: int) -> list[RunningReplica]:
     return random.sample(replicas, min(most, len(replicas)))
 
 
-def _was_asked_for(pending_request: PendingRequest | None) -> bool:
+def _is_retry(pending_request: PendingRequest | None) -> bool:
     if pending_request is None or not pending_request.args:
         return False
     return getattr(pending_request.args[0], "is_retry", False)

@@ -140,7 +140,7 @@ def zeros(pool: str, models: Sequence[str]) -> Iterator[tuple[Instrument, dict[s
         yield from ((DECODED, {"pool": decoder}) for decoder in ("talker", "codec"))
 
 
-def audio(audio_s: float, *, late_s: float, model: str = "") -> None:
+def record_chunk(audio_s: float, *, late_s: float, model: str = "") -> None:
     """Record a chunk that is sent now. `late_s` is the time since the listener's player ran dry, 0.0 if on time."""
     LATENESS.record(late_s, model=model)
     if late_s:
@@ -148,7 +148,7 @@ def audio(audio_s: float, *, late_s: float, model: str = "") -> None:
     AUDIO.record(audio_s, model=model)
 
 
-def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None, model: str = "") -> None:
+def record_stream(elapsed_s: float, *, audio_s: float, reason: FinishReason | None, model: str = "") -> None:
     """Record a complete stream, and why it ended if `reason` is known."""
     if reason is not None:
         ENDINGS.record(1, reason=reason, model=model)
@@ -156,7 +156,7 @@ def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None, m
         RTF.record(elapsed_s / audio_s, model=model)
 
 
-def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:
+def record_talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:
     """Record one step of a talker engine with `batch_size` frames. An idle engine records only its queue and cache."""
     if batch_size:
         STEP.record(step_s, pool="talker")
@@ -165,7 +165,7 @@ def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting
     QUEUE.record(waiting, pool="talker")
 
 
-def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) -> None:
+def record_codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) -> None:
     """Record one decode call, and the tasks waiting during the call."""
     STEP.record(call_s, pool="codec")
     BATCH.record(batch_size, pool="codec")
@@ -173,7 +173,7 @@ def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) ->
     CODEC_LAG.record(lag_s)
 
 
-def references(wanted: str, lookups: Lookups) -> None:
+def record_recording_lookups(wanted: str, lookups: Lookups) -> None:
     """Record cache lookups for reference recordings."""
     RECORDINGS.record(lookups.hits, wanted=wanted, known="yes")
     RECORDINGS.record(lookups.misses, wanted=wanted, known="no")

@@ -43,7 +43,7 @@ def proxy_host() -> str | None:
     return host
 
 
-def give_uvicorn(**settings: Any) -> None:
+def set_uvicorn_options(**settings: Any) -> None:
     """Set options for the uvicorn server that Serve starts after this replica's constructor. Serve sets none itself."""
     uvicorn.Config.__init__ = partialmethod(uvicorn.Config.__init__, **settings)  # type: ignore[assignment, method-assign]
 
@@ -111,7 +111,7 @@ _starting: list[Node] = []
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
-def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
+def extend_start_timeouts(patience_s: float, agent_ports: Sequence[int]) -> None:
     """Extend the time limits of `ray.init` and of Serve's proxy to `patience_s`, and register parts for `ended_part`.
 
     `agent_ports` are free ports, one for each of AGENT_PORTS. After `patience_s`, `ray.init` raises StartError and

@@ -89,7 +89,7 @@ class Replica:
                         yield heartbeat
                         continue
                     try:
-                        chunk: C = items.take()
+                        chunk: C = items.get_nowait()
                     except StopAsyncIteration:
                         return
                     if name:
@@ -97,7 +97,7 @@ class Replica:
                         name = ""
                     yield with_mark(chunk, stage)
             finally:
-                await items.drop()
+                await items.aclose()
 
     async def _notice(self) -> None:
         replica = ray_private.this_replica()

@@ -1,8 +1,8 @@
 """Streams of a segment's frames or audio that survive the loss of replicas.
 
 The ingress reads `with_failover(TalkerAudio(...))` or `with_failover(CodecAudio(...))`. A codec replica reads
-`with_failover(AllFrames(...))`. `ask` calls a replica, and `receive` handles each of its chunks. After a replica
-is lost, the next `ask` continues after the codes already received.
+`with_failover(AllFrames(...))`. `call` calls a replica, and `receive` handles each of its chunks. After a replica
+is lost, the next `call` continues after the codes already received.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -26,27 +26,27 @@ from deployments.protocol import (
     SynthesisRequest,
     with_mark,
 )
-from deployments.serving.failover import Given, Received, ReplicaStream
+from deployments.serving.failover import ReaderChunk, ReceivedProgress, ReplicaStream
 from deployments.speech_detection import EndingGuard, LeadingSilence
 
 Generate = Callable[[SynthesisRequest], AsyncGenerator[FrameChunk, None]]
 Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
 
 
-class TalkerStream(ReplicaStream[FrameChunk, Given]):
+class TalkerStream(ReplicaStream[FrameChunk, ReaderChunk]):
     """Stream of frames from talkers. Each call requests the frames that have not yet arrived."""
 
     def __init__(self, generate: Generate, request: SynthesisRequest, frame_samples: int) -> None:
         super().__init__(request.request_id, TalkerLost, is_background=request.background)
         self._generate, self._request, self._frame_samples = generate, request, frame_samples
-        self._received = Received(request.resume)
+        self._received = ReceivedProgress(request.resume)
         self._start = self._received.samples
 
-    def ask(self) -> AsyncGenerator[FrameChunk, None]:
+    def call(self) -> AsyncGenerator[FrameChunk, None]:
         gpu_frames = self._request.gpu_frames
         if gpu_frames < ALL_FRAMES:
             gpu_frames = max(0, gpu_frames - (self._received.samples - self._start) // self._frame_samples)
-        rest = self._received.begin_attempt(self._request)
+        rest = self._received.next_request(self._request)
         return self._generate(replace(rest, gpu_frames=gpu_frames))
 
     def _collect(self, chunk: FrameChunk) -> None:
@@ -100,10 +100,10 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
         super().__init__(request.request_id, CodecLost, is_background=request.background)
         self._request, self._synthesize, self._each_chunk = request, synthesize, each_chunk
         self._sample_rate = info.sample_rate
-        self._received = Received()
+        self._received = ReceivedProgress()
 
-    def ask(self) -> AsyncGenerator[PcmChunk, None]:
-        return self._synthesize(self._received.begin_attempt(self._request))
+    def call(self) -> AsyncGenerator[PcmChunk, None]:
+        return self._synthesize(self._received.next_request(self._request))
 
     def receive(self, chunk: PcmChunk) -> PcmChunk | None:
         self._each_chunk(chunk)
@@ -148,7 +148,7 @@ class PendingFrames:
         return len(self._frames)
 
     @property
-    def over(self) -> FinishReason | None:
+    def end_reason(self) -> FinishReason | None:
         """Why the stream ended; None until all frames have been taken."""
         return None if self._frames else self.finish_reason
 
@@ -200,7 +200,7 @@ class OutgoingAudio:
         the audio is not speech.
         """
         if self._guard is not None:
-            codes, pcm, finish_reason = self._guard.pass_on(codes, pcm, finish_reason, self._frames.num_text_tokens)
+            codes, pcm, finish_reason = self._guard.truncate(codes, pcm, finish_reason, self._frames.num_text_tokens)
         self._position += len(pcm)
         pcm = pcm if self._silence is None else self._silence.trim(pcm)
         if len(pcm):

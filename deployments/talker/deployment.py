@@ -75,13 +75,13 @@ class TalkerReplica:
         request = with_mark(request, "to-talker")
         # This coroutine returns an async generator instead of being one, because an extra generator between Serve and
         # the chunks would add time to each chunk.
-        return self._replica.with_heartbeats(self._engine.submit(request), self._heartbeat, "from-engine")
+        return self._replica.with_heartbeats(self._engine.stream_frames(request), self._heartbeat, "from-engine")
 
     async def describe(self) -> ModelInfo:
         return self._engine.info
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop cached results for stored voices (`ByRecording.forget`). Returns the number of results dropped."""
+        """Drop cached results for stored voices (`RecordingCache.forget`). Returns the number of results dropped."""
         return await self._engine.forget(voices)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -94,7 +94,7 @@ class TalkerReplica:
         """Raise an error so that Serve replaces the replica, because a dead engine cannot be restarted in place."""
         self._replica.check_health()
         if self._watches_idleness:  # also if the replica has not had any requests yet
-            await self._engine.attach()
+            await self._engine.connect()
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)

@@ -17,7 +17,7 @@ from deployments.weights.store import (
     REPOSITORIES,
     SINGLE_FILE,
     as_config,
-    found,
+    find_config_directory,
     read_index,
     read_json,
 )
@@ -47,11 +47,11 @@ def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | N
 
     Returns None if the checkpoint is not on this machine. Raises CheckpointError if its files are invalid.
     """
-    directory = found(model)
-    return None if directory is None else described(directory, model, config, on_gpu=on_gpu)
+    directory = find_config_directory(model)
+    return None if directory is None else describe_directory(directory, model, config, on_gpu=on_gpu)
 
 
-def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
+def describe_directory(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
     """Return the facts about the checkpoint in `directory`, named `name`. Raises CheckpointError if it is invalid."""
     top, codec = read_json(directory / "config.json"), read_json(directory / "speech_tokenizer" / "config.json")
     needs = as_config(TextNeeds, own_facts(directory, top), directory / "config.json")
@@ -115,7 +115,7 @@ def _names(table: Mapping[str, object] | None) -> tuple[str, ...]:
 
 def speakers(model: str) -> tuple[str, ...] | None:
     """Return a checkpoint's voices in lower case; None if the checkpoint is not on this machine."""
-    directory = found(model)
+    directory = find_config_directory(model)
     if directory is None:
         return None
     return _names((read_json(directory / "config.json").get("talker_config") or {}).get("spk_id"))
@@ -123,7 +123,7 @@ def speakers(model: str) -> tuple[str, ...] | None:
 
 def clones(model: str) -> bool:
     """Return whether the model clones voices, judging by its name if the checkpoint is not on this machine."""
-    directory = found(model)
+    directory = find_config_directory(model)
     if directory is None:
         return model.lower().endswith("-base")
     return bool(read_json(directory / "config.json").get("tts_model_type") == ModelKind.BASE)
@@ -135,7 +135,7 @@ def encodes(directory: Path) -> bool:
     return config["tts_model_type"] == ModelKind.BASE and not own_facts(directory, config).get("clones_by_vector")
 
 
-def tokenizer_of(model: str) -> str:
+def speech_tokenizer_key(model: str) -> str:
     """Return a value that is the same for all models with the same speech tokenizer, which can share a codec pool.
 
     All released models have the same tokenizer. Other models are compared by their files, or by their names if the
@@ -145,7 +145,7 @@ def tokenizer_of(model: str) -> str:
         return _RELEASED
     if model in PACKED:
         return EMBEDDED
-    directory = found(model)
+    directory = find_config_directory(model)
     if directory is None:
         return model
     folder = directory / "speech_tokenizer"

@@ -42,7 +42,7 @@ def ask_hub(name: str) -> None:
     """Raise CheckpointError unless the Hugging Face hub confirms within two seconds that repository `name` exists."""
     answers: queue.Queue[OSError | None] = queue.Queue()
     # Run the request in a thread, because timeouts do not apply to the DNS lookup of the hub's address.
-    threading.Thread(target=lambda: answers.put(_asked(name)), daemon=True).start()
+    threading.Thread(target=lambda: answers.put(_query_error(name)), daemon=True).start()
     try:
         error = answers.get(timeout=_HUB_S)
     except queue.Empty:
@@ -51,7 +51,7 @@ def ask_hub(name: str) -> None:
         raise CheckpointError(_download_failed(name, error)) from error
 
 
-def _asked(name: str) -> OSError | None:
+def _query_error(name: str) -> OSError | None:
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:

@@ -95,7 +95,7 @@ def find(model: str) -> Path | None:
     return check_complete(cached) if cached is not None and not missing_files(cached) else None
 
 
-def found(model: str) -> Path | None:
+def find_config_directory(model: str) -> Path | None:
     """Return a folder with a checkpoint's small files, or None if the checkpoint is not on this machine."""
     try:
         return PACKED[model][-1] if model in PACKED else find(model)

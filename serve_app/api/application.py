@@ -111,14 +111,14 @@ def create_api(
         )
     by_path = {path: dialect.name for dialect in dialects for path in dialect.paths}
 
-    def keep(record: RequestRecord) -> None:
+    def on_end(record: RequestRecord) -> None:
         for name, state in joined.items():
             try:
                 state.receive(record)
             except Exception:
                 logger.exception("request %s: the extension %s failed to process its record", record.request_id, name)
 
-    api.add_middleware(RequestContext, echo_request_id=echo_request_id, keep=keep, dialects=by_path)  # outermost
+    api.add_middleware(RequestContext, echo_request_id=echo_request_id, on_end=on_end, dialects=by_path)  # outermost
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
     api.include_router(docs_routes(api.title, open_tags=own_tags))

@@ -210,7 +210,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def _let_go(self, num_bytes: int) -> None:
         if not self._held:
             return
-        self._room.give_back(self._client, self._held - num_bytes)
+        self._room.release(self._client, self._held - num_bytes)
         self._held = num_bytes
         if not self._held:
             self._large.remove(self)

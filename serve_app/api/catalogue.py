@@ -8,7 +8,7 @@ from itertools import cycle
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.responses.listing import Paging
-from serve_app.api.voice_source import KeptVoice, VoiceSource
+from serve_app.api.voice_source import ClonedVoice, VoiceSource
 from serve_app.config import CLONE_ALIAS, ApiSettings
 from serve_app.speech.speech_models import SpeechModels
 
@@ -89,7 +89,7 @@ def aliases(speakers: Sequence[str]) -> dict[str, str]:
     return {name: target for name, target in (spread | preferred).items() if name not in speakers}
 
 
-def resolve(name: str, speakers: Sequence[str]) -> str:
+def find_speaker(name: str, speakers: Sequence[str]) -> str:
     """Return the speaker for `name`, ignoring case. Raises InvalidRequest with the valid names."""
     known = {speaker: speaker for speaker in speakers} | aliases(speakers)
     if (wanted := name.lower()) in known:
@@ -98,7 +98,7 @@ def resolve(name: str, speakers: Sequence[str]) -> str:
 
 
 def is_named(name: str, speakers: Sequence[str]) -> bool:
-    """Return whether `resolve` accepts `name`."""
+    """Return whether `find_speaker` accepts `name`."""
     return name.lower() in speakers or name.lower() in aliases(speakers)
 
 
@@ -108,7 +108,7 @@ def check_default(settings: ApiSettings, model: str, speakers: Sequence[str], *,
     """
     try:
         if settings.default_voice is not None and not clones:
-            resolve(settings.default_voice, speakers)
+            find_speaker(settings.default_voice, speakers)
     except InvalidRequest:
         valid = f"set one of {listing(speakers)}" if speakers else "the model has no named voices; remove the setting"
         raise StartError(f"api.default_voice: {settings.default_voice!r} is not a voice of {model}; {valid}") from None
@@ -136,7 +136,7 @@ def _voices(info: ModelInfo) -> list[Voice]:
     return [_voice(name, speaker, characters.get(speaker, UNKNOWN), kind) for name, speaker, kind in kinds]
 
 
-def stored_voice(voice: KeptVoice) -> Voice:
+def stored_voice(voice: ClonedVoice) -> Voice:
     """Convert a stored voice to a list entry."""
     return Voice(
         voice.id, voice.name, language=voice.language or "", gender="", description=voice.description, type="stored"
@@ -165,7 +165,7 @@ async def find_voice(voice_id: str, models: SpeechModels, voices: VoiceSource) -
     infos = await models.infos()
     known = {voice.id: voice for voice in voice_list(*infos)}
     speakers = [voice for info in infos for voice in info.voices]
-    return known[voice_id if voice_id in known else resolve(voice_id, speakers)]
+    return known[voice_id if voice_id in known else find_speaker(voice_id, speakers)]
 
 
 def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voice:
@@ -186,10 +186,10 @@ def is_known(name: object, info: ModelInfo, settings: ApiSettings) -> bool:
     if not isinstance(name, str):
         return False
     clones = unpinned(name) == CLONE_ALIAS and info.kind is ModelKind.BASE
-    return clones or means(name, info) or is_alias(name, settings)
+    return clones or matches_model(name, info) or is_alias(name, settings)
 
 
-def means(name: str, info: ModelInfo) -> bool:
+def matches_model(name: str, info: ModelInfo) -> bool:
     """Return whether `name` is the model's own name or its checkpoint's, with or without the folder or owner."""
     return name == info.name or (
         bool(info.checkpoint) and name in (info.checkpoint, info.checkpoint.rpartition("/")[2])

@@ -47,7 +47,7 @@ class RequestState:
     record: RequestRecord
     caller: Caller = field(init=False)  # set by AccessControl
     upload: Upload = field(init=False)  # the body; set by AccessControl
-    held: contextlib.ExitStack = field(init=False)  # closed after the complete response has been sent
+    exit_stack: contextlib.ExitStack = field(init=False)  # closed after the complete response has been sent
     repaired: str = ""  # for IGNORED_HEADER: body fields that were not valid text
 
 
@@ -57,7 +57,7 @@ def state_of(request: Mapping[str, Any]) -> RequestState:
     return state
 
 
-async def replica_stops() -> None:
+async def wait_until_stopping() -> None:
     """Return when Serve stops this replica. Outside a replica, never return."""
     from deployments.serving.ray_private import is_stopping, this_replica  # imported late, because commands avoid Ray
 
@@ -130,9 +130,14 @@ class RequestContext:
     """
 
     def __init__(
-        self, app: ASGIApp, *, echo_request_id: bool, keep: Callable[[RequestRecord], None], dialects: Mapping[str, str]
+        self,
+        app: ASGIApp,
+        *,
+        echo_request_id: bool,
+        on_end: Callable[[RequestRecord], None],
+        dialects: Mapping[str, str],
     ) -> None:
-        self._app, self._keep, self._dialects = app, keep, dialects
+        self._app, self._on_end, self._dialects = app, on_end, dialects
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,7 +151,7 @@ class RequestContext:
         headers = Headers(scope=scope)
         request_id = sane_id(headers.get(REQUEST_ID_HEADER, ""))
         method = scope.get("method", "WS")
-        record = RequestRecord(request_id, time.time_ns(), method=method, path=scope["path"], keep=self._keep)
+        record = RequestRecord(request_id, time.time_ns(), method=method, path=scope["path"], on_end=self._on_end)
         record.trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         scope.setdefault("state", {})[_STATE] = RequestState(record)
         answer = _Answer(scope, receive, send, request_id if self._echo_request_id else None)

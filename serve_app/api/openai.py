@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.api.catalogue import Voice, all_voices, means, not_loaded, page_of_voices, unpinned
+from serve_app.api.catalogue import Voice, all_voices, matches_model, not_loaded, page_of_voices, unpinned
 from serve_app.api.parsing.client_input import switch
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.speech_request import CONTENT_TYPES, EVENT_STREAM
-from serve_app.api.responses.listing import Paging, json_apart
+from serve_app.api.responses.listing import Paging, json_in_thread
 from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import CLONE_ALIAS
@@ -26,7 +26,7 @@ Json = dict[str, object]
 _VOICE_FIELDS = [field.name for field in fields(Voice)]
 
 
-async def speak(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
+async def create_speech(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
     """Speak `input`. The response is streamed unless `stream` is false."""
     return await respond(service, request, await strict_request(service.resolver, fields, accept=_accept(request)))
 
@@ -95,8 +95,8 @@ _SAMPLE = Sample(
 SPEECH_DIALECT = Dialect(
     "OpenAI",
     routes=(
-        JsonRoute("POST /v1/audio/speech", speak, "Speak a text", docs=SPEECH_DOCS),
-        JsonRoute("POST /openai/v1/audio/speech", speak),
+        JsonRoute("POST /v1/audio/speech", create_speech, "Speak a text", docs=SPEECH_DOCS),
+        JsonRoute("POST /openai/v1/audio/speech", create_speech),
         Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
     ),
     heading="Speech",
@@ -120,7 +120,7 @@ async def show_model(service: SpeechService, model_id: str) -> Json:
     names = await _entries(service)
     if model_id in names:
         return names[model_id]
-    meant = next((info for info in known if means(model_id, info)), None)
+    meant = next((info for info in known if matches_model(model_id, info)), None)
     if meant is None and (undated := unpinned(model_id)) in service.settings.model_aliases:
         return {**names[undated], "id": model_id}
     if meant is None and undated == CLONE_ALIAS:
@@ -157,7 +157,7 @@ async def list_voices(service: SpeechService, limit: str = "", after: str = "", 
             "has_more": more is not None,
         }
 
-    return await json_apart(listed)
+    return await json_in_thread(listed)
 
 
 def _entry_of(voice: Voice) -> Json:

@@ -22,7 +22,7 @@ _MOST_IN_TRAIL = 64  # a book has thousands of segments, each with several repli
 
 @dataclass(slots=True)
 class Usage:
-    """A stream's identity and counts. `begin` is called for each utterance, and `add` for each chunk."""
+    """A stream's identity and counts. `record_utterance` is called for each utterance, and `add` for each chunk."""
 
     input_tokens: int = 0
     frames: int = 0
@@ -54,7 +54,9 @@ class Usage:
         named = {"seed": SEED_HEADER, "model": MODEL_HEADER, "voice": VOICE_HEADER}
         return {named[name]: quote(str(value), safe=" /(),:") for name, value in self.answer.items()}
 
-    def begin(self, utterance: Utterance, info: ModelInfo, voice_id: str | None, *, tells_timing: bool) -> None:
+    def record_utterance(
+        self, utterance: Utterance, info: ModelInfo, voice_id: str | None, *, tells_timing: bool
+    ) -> None:
         """Record an utterance that is about to be synthesized. `voice_id` is the id of a stored voice, or None."""
         self.model = info.name
         self.voice = voice_id or utterance.synthesis.voice
@@ -123,7 +125,7 @@ class RequestRecord:
     usage: Usage = field(default_factory=Usage)
     error: str | None = None  # error code, or LEFT
     is_speech: bool = False
-    keep: Callable[["RequestRecord"], None] = lambda record: None  # called when the request ends
+    on_end: Callable[["RequestRecord"], None] = lambda record: None  # called when the request ends
 
     @property
     def is_failure(self) -> bool:
@@ -144,7 +146,7 @@ class RequestRecord:
         tells_timing: bool = False,
     ) -> None:
         """Record that synthesis of the request is about to start."""
-        self.usage.begin(utterance, info, voice_id, tells_timing=tells_timing)
+        self.usage.record_utterance(utterance, info, voice_id, tells_timing=tells_timing)
         self.samples_per_s = info.sample_rate * speed
         self.is_speech = True
 
@@ -154,9 +156,9 @@ class RequestRecord:
             self.end()
 
     def end(self) -> None:
-        """Set the end time and pass the record to `keep`."""
+        """Set the end time and pass the record to `on_end`."""
         self.ended_ns = time.time_ns()
-        self.keep(self)
+        self.on_end(self)
 
 
 def start_marks(utterance: Utterance, received_ns: int) -> Utterance:

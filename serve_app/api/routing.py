@@ -82,7 +82,7 @@ def charging(charge: Charge) -> list[params.Depends]:
         state = state_of(request)
         state.caller.count_request()
         if charge is Charge.STREAM:
-            state.held.enter_context(state.caller.stream())
+            state.exit_stack.enter_context(state.caller.stream())
 
     return [] if charge is Charge.NOTHING else [Depends(count)]
 

@@ -4,7 +4,7 @@
 |---|---|
 | `read_body`, `read_fields` | routes for speech, before they build a `SpeechRequest` |
 | `resolver` | `strict_request` and `lenient_request`, which build the `SpeechRequest` |
-| `begin_utterance` | `respond` (responses/respond.py), and routes that read the chunks of speech themselves |
+| `prepare_utterance` | `respond` (responses/respond.py), and routes that read the chunks of speech themselves |
 | `models`, `settings` | routes that list or change them; `resolver` refers to the same objects |
 | `opened_by` | routes and sockets of extensions, to get the result of their `open` |
 """
@@ -46,7 +46,7 @@ class SpeechService:
         """Read a speech request's JSON object. Raises the errors of `read_body`, and InvalidRequest."""
         return object_of(request, await self.read_body(request))
 
-    async def begin_utterance(
+    async def prepare_utterance(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None
     ) -> Draft:
         """Build the utterance for a request, or for a socket message that has its own `record`. Raises InvalidRequest.

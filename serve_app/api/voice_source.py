@@ -7,7 +7,7 @@ from deployments.errors import NotFound
 from deployments.protocol import ModelInfo, Reference
 
 
-class KeptVoice(Protocol):
+class ClonedVoice(Protocol):
     """Voice cloned from a stored recording."""
 
     @property
@@ -43,7 +43,7 @@ class KeptVoice(Protocol):
         """Return whether `words`, such as instructions, name one of the voice's recordings."""
         ...
 
-    def take_note(self, words: str | None, *, is_tagged: bool) -> str:
+    def describe_take(self, words: str | None, *, is_tagged: bool) -> str:
         """Return the recording in use and the reason: a style tag or `words` named it, or it is the first recording."""
         ...
 
@@ -56,15 +56,15 @@ class VoiceSource(Protocol):
         """Maximum number of stored voices per caller."""
         ...
 
-    async def voices(self) -> Sequence[KeptVoice]:
+    async def voices(self) -> Sequence[ClonedVoice]:
         """Return all stored voices that the caller may use."""
         ...
 
-    async def find(self, id_or_name: str | None) -> KeptVoice | None:
+    async def find(self, id_or_name: str | None) -> ClonedVoice | None:
         """Find a voice by its id or name, ignoring case."""
         ...
 
-    def known(self, id_or_name: str | None) -> KeptVoice | None:
+    def known(self, id_or_name: str | None) -> ClonedVoice | None:
         """Like `find`, but without reading the store."""
         ...
 
@@ -82,13 +82,13 @@ class NoVoices:
 
     most = 0
 
-    async def voices(self) -> Sequence[KeptVoice]:
+    async def voices(self) -> Sequence[ClonedVoice]:
         return ()
 
-    async def find(self, id_or_name: str | None) -> KeptVoice | None:
+    async def find(self, id_or_name: str | None) -> ClonedVoice | None:
         return None
 
-    def known(self, id_or_name: str | None) -> KeptVoice | None:
+    def known(self, id_or_name: str | None) -> ClonedVoice | None:
         return None
 
     def missing(self, name: str | None) -> NotFound | None:

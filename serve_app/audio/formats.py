@@ -39,7 +39,7 @@ class AudioFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class AudioForm:
+class AudioOptions:
     """Audio format and options requested for a response."""
 
     audio_format: AudioFormat
@@ -208,7 +208,13 @@ class CompressedEncoder:
     """PyAV encoder that converts s16le mono PCM to bytes of the container. Do not use it after `close`."""
 
     def __init__(
-        self, codec: CompressedFormat, form: AudioForm, sample_rate: int, *, frame_samples: int, num_bytes: int | None
+        self,
+        codec: CompressedFormat,
+        form: AudioOptions,
+        sample_rate: int,
+        *,
+        frame_samples: int,
+        num_bytes: int | None,
     ) -> None:
         """Create the encoder. Parameters: see `open_encoder`."""
         import av
@@ -258,7 +264,7 @@ class CompressedEncoder:
 
 
 def open_encoder(
-    form: AudioForm, sample_rate: int, *, frame_samples: int, num_bytes: int | None = None
+    form: AudioOptions, sample_rate: int, *, frame_samples: int, num_bytes: int | None = None
 ) -> RawEncoder | CompressedEncoder:
     """Open an encoder for one response from PCM at `sample_rate`. If `num_bytes` of PCM is known, the headers of WAV,
     FLAC and MP3 contain the length, and MP3 is returned only at the end. `form.disclosed` adds tags in formats that
@@ -341,7 +347,7 @@ def factors(speed: float) -> list[float]:
 class Rendering:
     """Converts speed and sample rate, then encodes. Slow encoders run in a thread, off the event loop."""
 
-    def __init__(self, form: AudioForm, sample_rate: int, frame_samples: int) -> None:
+    def __init__(self, form: AudioOptions, sample_rate: int, frame_samples: int) -> None:
         """Create the rendering of audio at `sample_rate` Hz in frames of `frame_samples` samples."""
         self._form, self._sample_rate, self._frame_samples = form, sample_rate, frame_samples
         self._output_rate = form.sample_rate or sample_rate
@@ -358,7 +364,7 @@ class Rendering:
         """Number of bytes of a complete body held until `close`."""
         return len(self._collected) // 2 * kept_bytes(self._form.audio_format)
 
-    def play(self, *, speed: float) -> None:
+    def set_speed(self, *, speed: float) -> None:
         """Set the speed of subsequent audio. Call this before the first audio, or directly after `drain`."""
         self._speed = speed
         self._threaded = speed != 1 or self._is_compressed

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, ModelInfo, Reference
-from deployments.recording_cache import ByRecording, Lookups
+from deployments.recording_cache import Lookups, RecordingCache
 from deployments.serving import metrics
 
 Preparation = Literal["auto", "none"]  # processing of a recording before it is cloned
@@ -53,12 +53,12 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 # Separate from the threads that encode audio for other clients, so uploads cannot block them.
 _DECODING = ThreadPoolExecutor(2, "reference-audio")
 # Decoded recordings, keyed by content, because clients may send a recording with every request. Holds 11 minutes.
-_DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20)
+_DECODED: RecordingCache[NDArray[np.float32]] = RecordingCache(max_bytes=64 << 20)
 # Prompts of recordings. Holds 2,700 prompts of ten seconds each.
-_PROMPTS: ByRecording[ClonePrompt] = ByRecording(max_bytes=32 << 20)
+_PROMPTS: RecordingCache[ClonePrompt] = RecordingCache(max_bytes=32 << 20)
 
 
-async def read_aside(
+async def prepare_reference(
     ref_audio: str, text: str | None, info: ModelInfo, *, x_vector_only: bool, prepare: Decode | None = None
 ) -> Reference:
     """Prepare a recording for replicas: its prompt if known, otherwise its samples. `prepare` replaces `decode_file`.
@@ -69,31 +69,31 @@ async def read_aside(
     loop = asyncio.get_running_loop()
     reference = await loop.run_in_executor(_DECODING, _read, ref_audio, text, info, x_vector_only, prepare)
     known = reference.prompt is not None
-    metrics.references("prompt", Lookups(hits=int(known), misses=int(not known)))
+    metrics.record_recording_lookups("prompt", Lookups(hits=int(known), misses=int(not known)))
     return reference
 
 
 def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool, prepare: Decode | None) -> Reference:
     sent = hashlib.sha256(f"{info.name} {info.sample_rate} {'prepared ' if prepare else ''}".encode())
     sent.update(ref_audio.encode(errors="surrogatepass"))
-    reference = by_prompt(Reference(None, text, x_vector_only=x_vector_only, key=sent.digest()))
+    reference = with_prompt(Reference(None, text, x_vector_only=x_vector_only, key=sent.digest()))
     if reference.prompt is not None:
         return reference
     audio = _DECODED.get(reference.key, lambda: decode_reference(ref_audio, info.sample_rate, prepare or decode_file))
     return replace(reference, audio=audio)
 
 
-def by_prompt(reference: Reference) -> Reference:
+def with_prompt(reference: Reference) -> Reference:
     """Replace the samples of `reference` with its prompt, if the prompt is known and complete for this request."""
-    return reference.by_prompt(None if reference.prompt is not None else _PROMPTS.find(reference.key))
+    return reference.with_prompt(None if reference.prompt is not None else _PROMPTS.find(reference.key))
 
 
-def keep_clone_prompt(reference: Reference, prompt: ClonePrompt) -> None:
+def store_clone_prompt(reference: Reference, prompt: ClonePrompt) -> None:
     """Store a replica's prompt for a recording. The first prompt with codes is kept, so clones stay the same."""
     known = _PROMPTS.find(reference.key)
     if known is None or known.codes is None:
         codes = None if prompt.codes is None else prompt.codes.copy()
-        _PROMPTS.keep(reference.key, ClonePrompt(prompt.speaker.copy(), codes))  # a view would keep the whole message
+        _PROMPTS.put(reference.key, ClonePrompt(prompt.speaker.copy(), codes))  # a view would keep the whole message
 
 
 def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArray[np.float32]:

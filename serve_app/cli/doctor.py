@@ -19,7 +19,7 @@ from pathlib import Path
 from deployments.config import TalkerConfig
 from deployments.embedded_voice.checkpoint import EMBEDDED_BYTES, PACKED
 from deployments.errors import CheckpointError, StartError
-from deployments.gpu.card import QUERY, SMALL_BYTES, Card, remark, torch_cuda, why_not
+from deployments.gpu.card import QUERY, SMALL_BYTES, Card, remark, torch_cuda, unsupported_reason
 from deployments.weights.hub import ask_hub
 from deployments.weights.store import cache_directory, find, repository
 from serve_app.cli.say import KEY_VARIABLE
@@ -108,7 +108,7 @@ def _gpu(config: AppConfig) -> Finding:
     cards = _cards()
     if not cards:
         return Finding("GPU", f"{count} found, but nvidia-smi does not run")
-    reasons = dict.fromkeys(filter(None, (why_not(card, torch_cuda()) for card in cards))) if wanted else ()
+    reasons = dict.fromkeys(filter(None, (unsupported_reason(card, torch_cuda()) for card in cards))) if wanted else ()
     if reasons:
         return Finding("GPU", "; ".join(reasons), ok=False)
     names = "; ".join(f"{card.name}, {_gib(card.total)}, driver {card.driver}" for card in cards)

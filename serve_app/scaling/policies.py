@@ -51,7 +51,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ScalingSettings:
     """Parameters that both policies share, partly set by `AppConfig`. Raises ValueError for invalid values."""
 
     smoothing_s: float = 10.0  # time constant of the mean, which is used while no request is waiting
@@ -77,7 +77,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class TalkerScaling(Bounds):
+class TalkerScaling(ScalingSettings):
     """Parameters of the talker pool's policy."""
 
     sequences_per_replica: float = 8.0  # batch size of a replica: talker.max_num_seqs
@@ -85,7 +85,7 @@ class TalkerScaling(Bounds):
 
 
 @dataclass(frozen=True, slots=True)
-class CodecScaling(Bounds):
+class CodecScaling(ScalingSettings):
     """Parameters of the codec pool's policy."""
 
     streams_per_replica: float = 16.0  # streams that a replica decodes in real time
@@ -196,7 +196,7 @@ def _settle(
     needs: Mapping[str, float],
     counts: Counts,
     *,
-    settings: Bounds,
+    settings: ScalingSettings,
     state: State,
     now_s: float,
     demand: float,
@@ -236,7 +236,7 @@ def _smoothed(mean: TimedValue | None, new: TimedValue, *, over_s: float) -> Tim
     return TimedValue(new.at_s, value if new.value or value > _NOBODY else 0.0)
 
 
-def _within(replicas: int, settings: Bounds) -> int:
+def _within(replicas: int, settings: ScalingSettings) -> int:
     return min(max(replicas, settings.min_replicas), settings.max_replicas)
 
 
@@ -265,7 +265,7 @@ def _slope(first: TimedValue, last: TimedValue) -> float:
 class _Policy:
     """Autoscaling policy that keeps state between decisions and logs those that change the number of replicas."""
 
-    def __init__(self, kind: type[Any], decide: Callable[..., Decision], settings: Bounds) -> None:
+    def __init__(self, kind: type[Any], decide: Callable[..., Decision], settings: ScalingSettings) -> None:
         """Create the policy. `decide` takes records of this `kind`."""
         self._kind = kind
         self._decide = decide

@@ -35,7 +35,7 @@ _SCRAPE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PoolSnapshot:
     """The controller's answer, requested by one replica on behalf of all."""
 
     pools: Mapping[str, Pool]  # by `pool_of`
@@ -59,7 +59,7 @@ class KnownPools:
     def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]]) -> None:
         """Create the state. `models` maps each model's name to its talker and codec deployments."""
         self._app_name, self._models = app_name, models
-        self._seen = Seen({}, {})
+        self._snapshot = PoolSnapshot({}, {})
         self._note: bytes | None = None
         self._silence = _SILENT_LOOKS  # checks without a new note; the first check does not wait for a note
         self._lives: dict[str, bool] = {}
@@ -68,41 +68,41 @@ class KnownPools:
     def is_running(self, model: str) -> bool:
         """Return whether each pool of the model has a live replica. True before the controller's first answer."""
         talkers, codecs = map(pool_of, self._models[model])
-        pool = self._seen.pools.get(codecs)
+        pool = self._snapshot.pools.get(codecs)
         return self._lives.get(talkers, True) and (self._lives.get(codecs, True) or not (pool and pool.wanted))
 
     def is_ready(self) -> bool:
         """Return whether the first model accepts requests: it is running, or its idle talkers are scaled to zero."""
         first = next(iter(self._models))
-        talkers = self._seen.pools.get(pool_of(self._models[first][0]))
+        talkers = self._snapshot.pools.get(pool_of(self._models[first][0]))
         return self.is_running(first) or (talkers is not None and not talkers.wanted)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of requested and running replicas, by pool."""
-        return {name: (pool.wanted, len(pool.running)) for name, pool in self._seen.pools.items()}
+        return {name: (pool.wanted, len(pool.running)) for name, pool in self._snapshot.pools.items()}
 
     def state(self, model: str) -> ModelState:
         """Return whether a model is ready and, if not, the progress of its startup."""
-        pool = self._seen.pools.get(pool_of(self._models[model][0]))
+        pool = self._snapshot.pools.get(pool_of(self._models[model][0]))
         wanted = 1 if pool is None else pool.wanted
         start, running = self._starts.get(model), self.is_running(model)
         return ModelState.of(start, wanted=wanted, running=running, now_s=time.time())
 
-    def hear(self, note: bytes | None) -> bool:
+    def receive_note(self, note: bytes | None) -> bool:
         """Process the note of the replica that queries the controller. Return True if the note is outdated, so this
         replica has to query the controller itself.
         """
         if note is not None and self._note is not None and note != self._note:  # may be left over from an old server
             self._silence = 0
-            self.use(Seen.read(note))
+            self.apply(PoolSnapshot.read(note))
         else:
             self._silence += 1
         self._note = note
         return self._silence >= _SILENT_LOOKS
 
-    def use(self, seen: Seen) -> None:
+    def apply(self, seen: PoolSnapshot) -> None:
         """Store and record the controller's answer."""
-        self._seen = seen
+        self._snapshot = seen
         for name, pool in seen.pools.items():
             kind, _, model = name.partition(" ")
             metrics.WANTED.record(pool.wanted, pool=kind, model=model)
@@ -111,10 +111,10 @@ class KnownPools:
             kind, _, model = name.partition(" ")
             metrics.DIED.record(count, pool=kind, model=model)
 
-    def ask_who_lives(self, is_alive: Callable[[str], bool]) -> None:
+    def update_liveness(self, is_alive: Callable[[str], bool]) -> None:
         """Update which replicas of small pools are alive by calling `is_alive` for each replica."""
-        for name in self._seen.pools.keys() & {*map(pool_of, itertools.chain(*self._models.values()))}:
-            running = self._seen.pools[name].running
+        for name in self._snapshot.pools.keys() & {*map(pool_of, itertools.chain(*self._models.values()))}:
+            running = self._snapshot.pools[name].running
             self._lives[name] = len(running) > _LARGEST_ASKED or any(map(is_alive, running))
 
     def read_starts(self, get_note: Callable[[str], bytes | None], *, running: bool) -> None:
@@ -148,7 +148,7 @@ class PoolWatch(KnownPools):
 
     def notes(self) -> list[bytes]:
         """Return the notes of the other ingress replicas, possibly including replicas that have ended. Blocks."""
-        pool, own = self._seen.pools.get("ingress"), _rank()
+        pool, own = self._snapshot.pools.get("ingress"), _rank()
         ranks = (rank for rank in range(pool.wanted if pool else 0) if rank != own)
         notes = (ray_private.get_note(_note_of(self._app_name, rank)) for rank in ranks)
         return [note for note in notes if note is not None]
@@ -158,11 +158,11 @@ class PoolWatch(KnownPools):
         for number in itertools.count():
             try:
                 if number >= next_look:
-                    replicas = sum(pool.wanted for pool in self._seen.pools.values())
+                    replicas = sum(pool.wanted for pool in self._snapshot.pools.values())
                     next_look = number + turns_per_look(replicas, is_running=all(map(self.is_running, self._models)))
                     self._look()
                     self.read_starts(ray_private.get_note, running=True)
-                self.ask_who_lives(ray_private.is_alive)
+                self.update_liveness(ray_private.is_alive)
                 self.read_starts(ray_private.get_note, running=False)
             except (RayError, RayServeException, TimeoutError, ConnectionError) as error:  # no controller or store
                 logger.info("cannot read the pools' state: %s", error)
@@ -176,19 +176,19 @@ class PoolWatch(KnownPools):
         """
         if self._own_note is not None and (own := _rank()) is not None:
             ray_private.put_note(_note_of(self._app_name, own), self._own_note())
-        if _asks_for_all():
-            self.use(seen := self._ask())
+        if _is_leader():
+            self.apply(seen := self._query_controller())
             ray_private.put_note(self._note_key, seen.note())
-        elif self.hear(ray_private.get_note(self._note_key)):
-            self.use(self._ask())
+        elif self.receive_note(ray_private.get_note(self._note_key)):
+            self.apply(self._query_controller())
         else:
             self._asked = 0
 
-    def _ask(self) -> Seen:
+    def _query_controller(self) -> PoolSnapshot:
         pools = {pool_of(name): pool for name, pool in ray_private.pools(self._app_name).items()}
-        deaths = self._count_deaths() if self._asked % _LOOKS_PER_COUNT == 0 else self._seen.deaths
+        deaths = self._count_deaths() if self._asked % _LOOKS_PER_COUNT == 0 else self._snapshot.deaths
         self._asked += 1
-        return Seen(pools, deaths)
+        return PoolSnapshot(pools, deaths)
 
     def _count_deaths(self) -> dict[str, int]:
         """Count replica deaths from outside, because a replica cannot report its own."""
@@ -210,7 +210,7 @@ def turns_per_look(replicas: int, *, is_running: bool) -> int:
     return max(_TURNS_PER_LOOK if is_running else 1, replicas // _REPLICAS_PER_TURN)
 
 
-def _asks_for_all() -> bool:
+def _is_leader() -> bool:
     """Return whether this is the ingress of rank 0. If an ingress dies, Serve gives its rank to its successor."""
     return serve.get_replica_context().deployment == "Ingress" and _rank() == 0
 

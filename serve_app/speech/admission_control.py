@@ -56,11 +56,11 @@ class AdmissionControl:
         """Raise Overloaded or NotReady if this client's request would be rejected now, and count the rejection."""
         if not self._runs():
             self._waiting.clear()  # these requests wait for the pool to start, not for a free replica
-        reason = self.would_refuse(client)
+        reason = self.refusal_reason(client)
         if reason is not None:
             raise self.refusal(reason)
 
-    def would_refuse(self, client: str) -> str | None:
+    def refusal_reason(self, client: str) -> str | None:
         """Return the reason for rejecting a request from this client now, or None if it would be admitted."""
         if self.num_streams >= self.settings.max_streams:
             return "streams"
@@ -122,9 +122,9 @@ class AdmissionControl:
         """Record that a stream's audio has arrived."""
         self._heard_s = time.monotonic()
 
-    def delivered(self, *, late: bool) -> None:
+    def count_chunk(self, *, late: bool) -> None:
         """Record that a chunk was sent. A `late` chunk lowers the stream limit."""
-        self._limit.delivered(late=late, streams=self.num_streams, now_s=time.monotonic())
+        self._limit.count_chunk(late=late, streams=self.num_streams, now_s=time.monotonic())
 
     def add_stream(self) -> None:
         """Count a new stream, before its first audio."""
@@ -161,11 +161,11 @@ class AdmissionControl:
         how = "its start failed, see /v1/models for the reason" if failed else f"{state.status}{percent}"
         return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
 
-    async def give_up_place(self) -> None:
+    async def release_place(self) -> None:
         """Stop counting a stream while its client does not read."""
         self.remove_stream(was_speaking=True)
 
-    def regain_place(self) -> None:
+    def reacquire_place(self) -> None:
         """Resume counting the stream, regardless of limits, because its client has resumed reading."""
         self.begin_speaking()
         self.add_stream()

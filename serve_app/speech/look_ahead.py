@@ -91,34 +91,34 @@ class LookAhead:
     async def __aexit__(self, *error: object) -> None:
         await self._opened.aclose()
 
-    def ask(self, request: SynthesisRequest | None) -> None:
+    def request_segment(self, request: SynthesisRequest | None) -> None:
         """Request the next segment, unless `request` is None."""
         if request is not None:
             self._next = self._open_segment(request)
             self._opened.push_async_callback(self._next.aclose)
 
-    def ask_after(self, number: int, current: SegmentAudio, chunk: PcmChunk) -> None:
+    def request_after(self, number: int, current: SegmentAudio, chunk: PcmChunk) -> None:
         """Request the segment after `number` as soon as this segment has audio. If segments are joined, wait until it
         ends.
 
         `chunk`: the most recent chunk of the `current` segment.
         """
         if self._next is None and (current.end.is_over if self._segments.joins else chunk.pcm):
-            self.ask(self._segments.joined(number + 1, current.end))
+            self.request_segment(self._segments.joined(number + 1, current.end))
 
-    async def ensure_asked(self, number: int, before: SegmentAudio) -> None:
+    async def ensure_requested(self, number: int, before: SegmentAudio) -> None:
         """Wait until the segment `number` is known, then request it. Does nothing if it has already been requested or
         does not exist.
         """
         if self._next is None and await self._segments.segment(number) is not None:
-            self.ask(self._segments.joined(number, before.end))
+            self.request_segment(self._segments.joined(number, before.end))
 
     def pop(self) -> SegmentAudio | None:
         """Return the requested segment, which becomes the current segment."""
         segment, self._next = self._next, None
         return segment
 
-    async def drop(self) -> None:
+    async def cancel_next(self) -> None:
         """Cancel the requested segment because the client has paused. The segment is requested again later."""
         if (segment := self.pop()) is not None:
             await segment.aclose()

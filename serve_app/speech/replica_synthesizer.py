@@ -15,10 +15,10 @@ from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost
 from deployments.protocol import FrameChunk, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import ray_private
 from deployments.serving.failover import with_failover
-from deployments.serving.handles import ask_replica, read_replica
+from deployments.serving.handles import call_replica, stream_from_replica
 from deployments.serving.replica_streams import CodecAudio, TalkerAudio
 from deployments.weights.description import describe
-from serve_app.audio.recordings import by_prompt, keep_clone_prompt
+from serve_app.audio.recordings import store_clone_prompt, with_prompt
 from serve_app.config import AdmissionSettings
 
 logger = logging.getLogger(__name__)
@@ -81,42 +81,42 @@ class ReplicaSynthesizer:
     def __init__(self, served: Deployed) -> None:
         self._served = served
         self._info = served.known_info()
-        self._asking: asyncio.Task[ModelInfo] | None = None
+        self._describe_task: asyncio.Task[ModelInfo] | None = None
 
     async def describe(self) -> ModelInfo:
         """Describe the loaded checkpoint. All requests share one call. Raises NotReady while the pools are loading."""
         if self._info is not None:
             return self._info
-        if self._asking is None or self._asking.done():
+        if self._describe_task is None or self._describe_task.done():
             # In a request's context, Serve would cancel the call if that request's client disconnected.
-            self._asking = asyncio.create_task(self._remember(), context=Context())
-            self._asking.add_done_callback(self._log_failure)
+            self._describe_task = asyncio.create_task(self._remember(), context=Context())
+            self._describe_task.add_done_callback(self._log_failure)
         # If there are several models, a request does not wait, because another model may be able to serve it.
         wait_s = 0.0 if self._served.name else _DESCRIBE_TIMEOUT_S
         try:
-            return await asyncio.wait_for(asyncio.shield(self._asking), wait_s)
+            return await asyncio.wait_for(asyncio.shield(self._describe_task), wait_s)
         except TimeoutError:
             raise NotReady("the model is still loading") from None
 
     async def _remember(self) -> ModelInfo:
         """Request the description and store it. With several models, this starts a pool that is scaled to zero."""
         if self._served.name:
-            self._info = self._served.remember(await self._ask())
+            self._info = self._served.remember(await self._call_describe())
         else:
-            self._info = await asyncio.wait_for(self._ask(), _ASK_TIMEOUT_S)
+            self._info = await asyncio.wait_for(self._call_describe(), _ASK_TIMEOUT_S)
         return self._info
 
     def _log_failure(self, asking: asyncio.Task[ModelInfo]) -> None:
         if not asking.cancelled() and (error := asking.exception()) is not None:
             logger.info("the model %s cannot be described yet: %r", self._served.name, error)
 
-    async def _ask(self) -> ModelInfo:
+    async def _call_describe(self) -> ModelInfo:
         """Call `TalkerReplica.describe` or `CodecReplica.describe`. Waits indefinitely for a talker."""
         info: ModelInfo
         if self._served.inline_talker is not None:
-            info = await ask_replica(self._served.inline_talker, "describe", lost=TalkerLost)
+            info = await call_replica(self._served.inline_talker, "describe", lost=TalkerLost)
         else:
-            info = await ask_replica(self._served.codec, "describe", self._served.name, lost=CodecLost)
+            info = await call_replica(self._served.codec, "describe", self._served.name, lost=CodecLost)
         return info
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
@@ -125,11 +125,11 @@ class ReplicaSynthesizer:
         If a replica is lost, another replica continues at the next sample.
         """
         if request.reference is not None:
-            request = replace(request, reference=by_prompt(request.reference))
+            request = replace(request, reference=with_prompt(request.reference))
         keep = partial(_keep_clone_prompt, request)
         if self._needs_codec_pool(request, info):
-            return with_failover(CodecAudio(request, self._synthesize, info, each_chunk=keep))
-        return with_failover(TalkerAudio(request, self._generate, info, each_chunk=keep))
+            return with_failover(CodecAudio(request, self._call_codec, info, each_chunk=keep))
+        return with_failover(TalkerAudio(request, self._call_talker, info, each_chunk=keep))
 
     def _needs_codec_pool(self, request: SynthesisRequest, info: ModelInfo) -> bool:
         """Return whether the codec pool decodes the audio, or must encode a recording for talkers on a CPU."""
@@ -137,17 +137,17 @@ class ReplicaSynthesizer:
         has_codes = reference is None or reference.x_vector_only or reference.prompt is not None
         return self._served.inline_talker is None or not (has_codes or info.talker_on_gpu)
 
-    def _synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    def _call_codec(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Call `CodecReplica.synthesize`."""
-        return read_replica(self._served.codec, "synthesize", request, lost=CodecLost)
+        return stream_from_replica(self._served.codec, "synthesize", request, lost=CodecLost)
 
-    def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
+    def _call_talker(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         """Call `TalkerReplica.generate`."""
         assert self._served.inline_talker is not None
-        return read_replica(self._served.inline_talker, "generate", request, lost=TalkerLost)
+        return stream_from_replica(self._served.inline_talker, "generate", request, lost=TalkerLost)
 
 
 def _keep_clone_prompt(request: SynthesisRequest, chunk: PcmChunk) -> None:
     """Store the prompt that a replica made from the request's recording, for later requests."""
     if request.reference is not None and chunk.clone_prompt is not None:
-        keep_clone_prompt(request.reference, chunk.clone_prompt)
+        store_clone_prompt(request.reference, chunk.clone_prompt)

@@ -160,11 +160,11 @@ class Segments:
         return self._text
 
     @property
-    def is_taken_in(self) -> bool:
+    def is_text_complete(self) -> bool:
         """Whether the normalized form of the complete text is known."""
         return True
 
-    async def is_plenty(self) -> None:
+    async def wait_for_first_text(self) -> None:
         """Wait until there is enough text to determine the first audio."""
 
     def smoothed(
@@ -228,11 +228,11 @@ def segment_start(text: str, before: list[str]) -> int:
     """Return the offset in `text` where a segment begins. Only whitespace separates the previous segments, `before`."""
     start = 0
     for segment in before:
-        start = behind_space(text, start) + len(segment)
-    return behind_space(text, start)
+        start = skip_whitespace(text, start) + len(segment)
+    return skip_whitespace(text, start)
 
 
-def behind_space(text: str, start: int) -> int:
+def skip_whitespace(text: str, start: int) -> int:
     """Return the end of the whitespace that starts at `start`."""
     space = _SPACES.match(text, start)
     assert space is not None

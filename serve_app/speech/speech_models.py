@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from deployments.errors import NotReady, Overloaded
-from deployments.listener import Listener, ReaderWatch
+from deployments.listener import Listener, ReaderTimeout
 from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from deployments.speech_detection import FirstSound
@@ -88,14 +88,14 @@ class SpeechModel:
         with StreamMeter(admission, info.sample_rate, listener, live=live) as meter:
             async with (
                 AsyncExitStack() as calls,
-                ReaderWatch(admission.give_up_place, admission.regain_place) as reader,
+                ReaderTimeout(admission.release_place, admission.reacquire_place) as reader,
             ):
                 async with _start_limit(admission, utterance):
-                    begun = await self._utterances.begin(utterance, info, listener, calls=calls)
+                    started = await self._utterances.start_utterance(utterance, info, listener, calls=calls)
                 meter.begin_speaking()
-                while (chunk := await reader.read(begun.next)) is not None:
+                while (chunk := await reader.read(started.next)) is not None:
                     observers.feed(chunk)
-                    meter.begin_send(chunk, was_away=reader.was_away)
+                    meter.begin_send(chunk, was_paused=reader.was_paused)
                     yield chunk
                     meter.end_send()
             meter.finish()
@@ -137,7 +137,7 @@ class SpeechModels:
 
         This counts one rejection, for the default model. If any model would admit the request, none is counted.
         """
-        if all(model.admission.would_refuse(client) for model in self._models.values()):
+        if all(model.admission.refusal_reason(client) for model in self._models.values()):
             next(iter(self._models.values())).admission.check(client)
 
     def stream_counts(self) -> tuple[int, int, int]:
@@ -187,13 +187,13 @@ class StreamMeter:
         self._is_speaking = True
         self._admission.begin_speaking()
 
-    def begin_send(self, chunk: PcmChunk, *, was_away: bool) -> None:
-        """Measure a chunk that is about to be sent. `was_away`: the client read the previous chunk so late that the
+    def begin_send(self, chunk: PcmChunk, *, was_paused: bool) -> None:
+        """Measure a chunk that is about to be sent. `was_paused`: the client read the previous chunk so late that the
         stream was no longer counted.
         """
-        is_writing = self._live is not None and not self._live.is_taken_in
-        if was_away or self._was_writing or is_writing:
-            self._listener.wait(now_s=time.monotonic())
+        is_writing = self._live is not None and not self._live.is_text_complete
+        if was_paused or self._was_writing or is_writing:
+            self._listener.reset_due(now_s=time.monotonic())
         self._was_writing = is_writing
         if chunk.pcm:
             self._measure(chunk)
@@ -207,7 +207,9 @@ class StreamMeter:
     def finish(self) -> None:
         """Record the stream's totals after all chunks have been sent."""
         spoken_s = time.monotonic() - self._came_s
-        metrics.finished(spoken_s, audio_s=self._listener.audio_s, reason=self._reason, model=self._admission.model)
+        metrics.record_stream(
+            spoken_s, audio_s=self._listener.audio_s, reason=self._reason, model=self._admission.model
+        )
 
     def _measure(self, chunk: PcmChunk) -> None:
         """Measure one chunk. If the stream's stalls exceed `max_late_s`, admission control counts a late chunk."""
@@ -217,11 +219,11 @@ class StreamMeter:
         is_first = not listener.has_begun
         audio_s = chunk.num_samples / self._sample_rate
         late_s = listener.deliver(audio_s, now_s=now_s)
-        metrics.audio(audio_s, late_s=late_s, model=admission.model)
+        metrics.record_chunk(audio_s, late_s=late_s, model=admission.model)
         if is_first:
             metrics.TTFP.record(now_s - self._came_s, model=admission.model)
         else:
-            admission.delivered(late=late_s > 0 and listener.stalled_s > admission.settings.max_late_s)
+            admission.count_chunk(late=late_s > 0 and listener.stalled_s > admission.settings.max_late_s)
         if (onset_s := self._sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
             metrics.TTFA.record(time.monotonic() - self._came_s, model=admission.model)
             metrics.ONSET.record(onset_s, model=admission.model)
@@ -274,7 +276,7 @@ async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[],
     async with asyncio.timeout(None) as timeout:
 
         async def start_once_written() -> None:
-            await live.is_plenty()
+            await live.wait_for_first_text()
             timeout.reschedule(loop.time() + limit_s)
             on_start()
 

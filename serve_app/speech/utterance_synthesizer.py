@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from deployments.errors import Overloaded
-from deployments.listener import Listener, ReaderWatch
+from deployments.listener import Listener, ReaderTimeout
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, count_redraw, ended_badly, segment_seed
@@ -40,26 +40,30 @@ class UtteranceSynthesizer:
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
 
-    async def begin(
+    async def start_utterance(
         self, utterance: Utterance, info: ModelInfo, listener: Listener, *, calls: AsyncExitStack
-    ) -> "BegunSpeech":
+    ) -> "StartedSpeech":
         """Begin one utterance and read its audio up to the first samples. If the speech ends badly at that point, start
         over once with another seed for all segments.
 
-        `listener`: see `speak`. `calls` closes all calls that this method makes.
+        `listener`: see `speak_utterance`. `calls` closes all calls that this method makes.
         """
-        begun = BegunSpeech(await calls.enter_async_context(aclosing(self.speak(utterance, info, listener))))
-        await begun.read_start()
-        if not (utterance.may_redraw and begun.has_failed):
-            return begun
-        count_redraw(utterance.synthesis, begun.reason)
+        started = StartedSpeech(
+            await calls.enter_async_context(aclosing(self.speak_utterance(utterance, info, listener)))
+        )
+        await started.read_start()
+        if not (utterance.may_redraw and started.has_failed):
+            return started
+        count_redraw(utterance.synthesis, started.reason)
         second = utterance.second_attempt()
-        chunks = await calls.enter_async_context(aclosing(self.speak(second, info, listener)))
-        begun = BegunSpeech(chunks, seed=second.synthesis.seed)
-        await begun.read_start()
-        return begun
+        chunks = await calls.enter_async_context(aclosing(self.speak_utterance(second, info, listener)))
+        started = StartedSpeech(chunks, seed=second.synthesis.seed)
+        await started.read_start()
+        return started
 
-    def speak(self, utterance: Utterance, info: ModelInfo, listener: Listener) -> AsyncGenerator[PcmChunk, None]:
+    def speak_utterance(
+        self, utterance: Utterance, info: ModelInfo, listener: Listener
+    ) -> AsyncGenerator[PcmChunk, None]:
         """Yield the audio of one utterance, with one call per text segment. If a client that is still writing the text
         pauses, the audio pauses too.
 
@@ -73,7 +77,7 @@ class UtteranceSynthesizer:
         assert first is not None, "a text has a segment"
         if not segments.is_single or utterance.synthesis.word_times:
             return self.speak_segments(first, segments, info, listener, may_redraw=utterance.may_redraw)
-        return self._ask(first, info)
+        return self._synthesize_segment(first, info)
 
     async def speak_segments(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, listener: Listener, *, may_redraw: bool
@@ -93,8 +97,8 @@ class UtteranceSynthesizer:
             return self._open_segment(request, info)
 
         look_ahead = LookAhead(segments, open_segment)
-        async with look_ahead, ReaderWatch(look_ahead.drop) as reader:
-            look_ahead.ask(first)
+        async with look_ahead, ReaderTimeout(look_ahead.cancel_next) as reader:
+            look_ahead.request_segment(first)
             if pause_s := segments.pause_s(0):
                 yield assembler.silence(pause_s)
             while (segment := look_ahead.pop()) is not None:
@@ -107,11 +111,11 @@ class UtteranceSynthesizer:
                     if has_failed:
                         yield chunk
                         return
-                    look_ahead.ask_after(number, segment, chunk)
+                    look_ahead.request_after(number, segment, chunk)
                     yield part
                 segments.close_segment(number)
                 number += 1
-                await look_ahead.ensure_asked(number, segment)
+                await look_ahead.ensure_requested(number, segment)
                 if pause_s := segments.pause_s(number):
                     yield assembler.silence(pause_s)
             if not assembler.has_ended:  # the end was not yet known when the last chunk arrived
@@ -124,16 +128,18 @@ class UtteranceSynthesizer:
             """Request the audio again with another seed, because the first attempt ended badly."""
             count_redraw(request, reason)
             second = replace(request, seed=segment_seed(request.seed, SECOND_ATTEMPT))
-            return self._ask_with_retries(second, info)
+            return self._synthesize_with_retries(second, info)
 
-        return SegmentAudio(self._ask(request, info), redraw)
+        return SegmentAudio(self._synthesize_segment(request, info), redraw)
 
-    def _ask(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def _synthesize_segment(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         if request.continues:
-            return self._ask_with_retries(request, info)
+            return self._synthesize_with_retries(request, info)
         return self._synthesizer.synthesize(request, info)
 
-    async def _ask_with_retries(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    async def _synthesize_with_retries(
+        self, request: SynthesisRequest, info: ModelInfo
+    ) -> AsyncGenerator[PcmChunk, None]:
         """Yield the audio of a later segment. If the segment is rejected, request it again: the previous segment is
         still playing, and a stall is better than truncated speech.
         """
@@ -153,7 +159,7 @@ class UtteranceSynthesizer:
             await asyncio.sleep(_RETRY_AFTER_S)
 
 
-class BegunSpeech:
+class StartedSpeech:
     """Speech that has been read up to its first samples. `next` returns all chunks, including those already read."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:

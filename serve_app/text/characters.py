@@ -35,7 +35,7 @@ def is_speakable(text: str) -> bool:
     return any(unicodedata.category(char)[0] in "LN" for char in text)
 
 
-def without_halves(text: str) -> str:
+def repair_surrogates(text: str) -> str:
     """Join surrogate pairs into characters, and replace unpaired surrogates."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -46,7 +46,7 @@ class Pools:
     def speak(self, streams: int, *, late_share: float, seconds: int) -> None:
         for number in range(5 * streams * seconds):
             late = (number * 0.618) % 1.0 < late_share
-            self.limit.delivered(late=late, streams=streams, now_s=self.now_s)
+            self.limit.count_chunk(late=late, streams=streams, now_s=self.now_s)
             self.now_s += 1 / (5 * streams)
 
 

@@ -80,12 +80,12 @@ def test_a_tail_says_what_stands_before_the_text_that_follows(text: str, gap: st
 ])  # fmt: skip
 def test_a_prompt_replaces_samples_if_enough(x_vector_only: bool, prompt: ClonePrompt | None, is_enough: bool) -> None:
     reference = Reference(np.zeros(8, np.float32), "Hi.", x_vector_only)
-    by_prompt = reference.by_prompt(prompt)
+    with_prompt = reference.with_prompt(prompt)
     if is_enough:
-        assert (by_prompt.audio, by_prompt.prompt, by_prompt.key) == (None, prompt, reference.key)
-        assert by_prompt.by_prompt(ClonePrompt(PROMPT.speaker, None)) is by_prompt
+        assert (with_prompt.audio, with_prompt.prompt, with_prompt.key) == (None, prompt, reference.key)
+        assert with_prompt.with_prompt(ClonePrompt(PROMPT.speaker, None)) is with_prompt
     else:
-        assert by_prompt is reference
+        assert with_prompt is reference
 
 
 def test_the_names_of_endings_are_those_of_the_documentation() -> None:

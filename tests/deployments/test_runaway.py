@@ -71,7 +71,7 @@ def heard(
     while passed < script.frames or reason is not None:
         end = min(script.frames, passed + int(cuts.integers(1, 13)))
         pcm = script.pcm[passed * SAMPLES : end * SAMPLES]
-        codes, pcm, ended = guard.pass_on(
+        codes, pcm, ended = guard.truncate(
             script.codes[passed:end], pcm, reason if end == script.frames else None, tokens
         )
         assert len(pcm) == len(codes) * SAMPLES
@@ -172,13 +172,13 @@ def test_where_it_ends_does_not_depend_on_the_chunks() -> None:
 def test_a_stream_that_goes_on_elsewhere_is_as_late_as_it_was() -> None:
     script = Script().speech(10).room(60, -70)
     moved = EndingGuard(SAMPLES, RATE, position=LATE * SAMPLES + 50)
-    codes, pcm, ended = moved.pass_on(script.codes, script.pcm[50:], None, TOKENS)
+    codes, pcm, ended = moved.truncate(script.codes, script.pcm[50:], None, TOKENS)
     assert (len(codes), len(pcm), ended) == (48, 48 * SAMPLES - 50, SILENCE)
 
 
 def test_frames_whose_codes_are_known_elsewhere_are_heard() -> None:
     script = Script().speech(4).room(200, -70)
-    codes, pcm, ended = EndingGuard(SAMPLES, RATE).pass_on(script.codes[150:], script.pcm, None, TOKENS)
+    codes, pcm, ended = EndingGuard(SAMPLES, RATE).truncate(script.codes[150:], script.pcm, None, TOKENS)
     assert (len(codes), len(pcm) // SAMPLES, ended) == (0, 104, SILENCE)
 
 
@@ -232,6 +232,6 @@ def test_patience_is_time_however_long_a_frame_plays(samples: int) -> None:
     """Eight seconds of silence, after three of noise."""
     pcm = np.concatenate([np.tile(np.array([3000, -3000], np.int16), 3 * RATE // 2), np.zeros(12 * RATE, np.int16)])
     codes = np.random.default_rng(0).integers(0, 2048, (len(pcm) // samples, GROUPS)).astype(np.int16)
-    _, spoken, reason = EndingGuard(samples, RATE).pass_on(codes, pcm[: len(codes) * samples], None, 10 * TOKENS)
+    _, spoken, reason = EndingGuard(samples, RATE).truncate(codes, pcm[: len(codes) * samples], None, 10 * TOKENS)
     assert reason is SILENCE
     assert len(spoken) / RATE == pytest.approx(3 + 8, abs=2 * samples / RATE)

@@ -8,7 +8,7 @@ from ray import serve
 
 from deployments.errors import CodecLost, InvalidRequest
 from deployments.protocol import SynthesisRequest
-from deployments.serving.handles import read_replica
+from deployments.serving.handles import stream_from_replica
 from serve_app.cli.serve.local_server import APP_NAME
 
 PATH = "/v1/audio/speech"
@@ -59,7 +59,7 @@ class Probe:
         """Field and code of the talker's refusal, as the ingress gets it: over two handles."""
         codec = serve.get_deployment_handle("Codec", APP_NAME)
         try:
-            async for _ in read_replica(codec, "synthesize", request, lost=CodecLost):
+            async for _ in stream_from_replica(codec, "synthesize", request, lost=CodecLost):
                 pass
         except InvalidRequest as error:
             return error.param, error.code

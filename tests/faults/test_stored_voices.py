@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ray import serve
 
-from deployments.serving.handles import ask_all_replicas
+from deployments.serving.handles import call_all_replicas
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig
 from serve_app.extensions.voices.settings import VoiceSettings
@@ -65,7 +65,7 @@ async def held(*voices: StoredVoice, pools: Sequence[str] = ("Talker", "Codec"))
     """How many vectors, codes and states of each voice the replicas of a pool have; afterwards they have none."""
     handles = {pool: serve.get_deployment_handle(pool, APP_NAME) for pool in pools}
     counts = [
-        {pool: await ask_all_replicas(handle, "forget", (voice.key_prefix,)) for pool, handle in handles.items()}
+        {pool: await call_all_replicas(handle, "forget", (voice.key_prefix,)) for pool, handle in handles.items()}
         for voice in voices
     ]
     for handle in handles.values():

@@ -43,7 +43,7 @@ class WatchingIngress:
         self._watch = PoolWatch(APP, {"": ("Talker", "Codec")})
 
     def knows(self) -> Watching:
-        running = {name: len(pool.running) for name, pool in self._watch._seen.pools.items()}
+        running = {name: len(pool.running) for name, pool in self._watch._snapshot.pools.items()}
         rank = serve.get_replica_context().rank
         return Watching(os.getpid(), rank.rank if rank else -1, self._watch._asked, running)
 

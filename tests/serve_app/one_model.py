@@ -18,11 +18,11 @@ from serve_app.speech.utterance_synthesizer import Synthesizer
 class Kept(Opened):
     """The extension `records` of a test, which keeps them itself."""
 
-    def __init__(self, keep: Callable[[RequestRecord], object]) -> None:
-        self._keep = keep
+    def __init__(self, on_end: Callable[[RequestRecord], object]) -> None:
+        self._on_end = on_end
 
     def receive(self, record: RequestRecord) -> None:
-        self._keep(record)
+        self._on_end(record)
 
 
 def one_api(
@@ -30,11 +30,11 @@ def one_api(
     settings: ApiSettings,
     *,
     opened: Mapping[str, object] | None = None,
-    keep: Callable[[RequestRecord], object] | None = None,
+    on_end: Callable[[RequestRecord], object] | None = None,
     **more: Any,
 ) -> FastAPI:
-    """As `create_api`, of one model. `keep` gets the record of each request."""
-    states = {**({} if keep is None else {"records": Kept(keep)}), **(opened or {})}
+    """As `create_api`, of one model. `on_end` gets the record of each request."""
+    states = {**({} if on_end is None else {"records": Kept(on_end)}), **(opened or {})}
     return create_api({"": (synthesizer, settings.admission)}, settings, opened=states, **more)
 
 

@@ -130,7 +130,7 @@ def test_no_proxy_sees_what_stays_on_this_host(ask: Callable[[int], object], own
 
 # Other libraries make these, each in a process of its own: they read the environment once.
 OUTGOING = {
-    "download, first look": "hub._asked('qwen/x')",
+    "download, first look": "hub._query_error('qwen/x')",
     "download": "HfApi().model_info('qwen/x')",
     "bucket": "VoiceStore('s3://bucket/voices').marks()",
     "traces": "otlp_exporter(sys.argv[1]).export([])",

@@ -49,8 +49,8 @@ def test_of_a_file_to_read_the_named_functions_count(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_a_plain_request_calls_no_file_of_the_ingress_that_the_table_leaves_out(tmp_path: Path) -> None:
     settings = ApiSettings(voices=VoiceSettings(store=str(tmp_path)))  # without what other tests have stored
-    # `keep` as an ingress gives it, because the default is a function of the file that only builds the application.
-    api, called = one_api(FakeSynthesizer(CUSTOM_VOICE), settings, keep=list[RequestRecord]().append), set[str]()
+    # `on_end` as an ingress gives it, because the default is a function of the file that only builds the application.
+    api, called = one_api(FakeSynthesizer(CUSTOM_VOICE), settings, on_end=list[RequestRecord]().append), set[str]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(ROOT / "serve_app")):

@@ -38,7 +38,7 @@ STOPS: dict[Callable[..., object], int] = {
     strict_request: 1,
     respond: 2,
     SpeechModel.speak: 3,
-    UtteranceSynthesizer.speak: 4,
+    UtteranceSynthesizer.speak_utterance: 4,
     Engine.add: 8,
     Engine.step: 9,
     ModelRunner.queue_step: 10,

@@ -7,7 +7,7 @@ from torch.nn import functional as F  # noqa: N812
 from deployments.talker.kernels.matmul import Product
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.model.layers import attend_rows, rotate
-from deployments.talker.sampling.torch_sampler import Draw, penalise_repetition, sample
+from deployments.talker.sampling.torch_sampler import NoiseKey, apply_repetition_penalty, sample
 from deployments.talker.sampling.triton_sampler import FirstCodeRules
 from deployments.talker.state.batch_state import BatchOptions, Context
 
@@ -72,10 +72,10 @@ def reference_attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], cont
     return attend_rows(queries, keys, values, own[:, None, None]).flatten(1)
 
 
-def reference_first_code(logits: Tensor, options: BatchOptions, draw: Draw, rules: FirstCodeRules) -> Tensor:
+def reference_first_code(logits: Tensor, options: BatchOptions, noise_key: NoiseKey, rules: FirstCodeRules) -> Tensor:
     """Return the codes [rows] that `sample_first_code` must choose. Does not modify `rules.seen`."""
-    values = penalise_repetition(logits.float(), rules.seen[rules.state_rows], rules.penalty)
+    values = apply_repetition_penalty(logits.float(), rules.seen[rules.state_rows], rules.penalty)
     values = values.masked_fill(rules.suppressed, -torch.inf)
-    too_early = (draw.frames < rules.min_new_tokens) | rules.ignore_eos
+    too_early = (noise_key.frames < rules.min_new_tokens) | rules.ignore_eos
     values[:, rules.eos] = values[:, rules.eos].masked_fill(too_early, -torch.inf)
-    return sample(values, options, draw)
+    return sample(values, options, noise_key)

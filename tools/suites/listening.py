@@ -62,8 +62,8 @@ class Listener:
         self._num_sounding = 0  # streams that have delivered audio
         self._more_sound = asyncio.Condition()
         self._recordings: list[str] = []
-        self._read = handles.read_replica
-        replica_synthesizer.read_replica = self._noting  # type: ignore[attr-defined]  # a name that it imports
+        self._read = handles.stream_from_replica
+        replica_synthesizer.stream_from_replica = self._noting  # type: ignore[attr-defined]  # a name that it imports
         failover._GIVE_UP_S = _START_S  # if all replicas die, streams wait for new ones
 
     async def recordings(self) -> list[str]:
@@ -110,7 +110,7 @@ class Listener:
     async def _speech(self, request: Utterance, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
         info = await self._model()
         if not word_s:
-            yield self._utterances.speak(request, info, listener.Listener())
+            yield self._utterances.speak_utterance(request, info, listener.Listener())
             return
         with await self._live_texts.open(request, info, max_chars=len(request.synthesis.text)) as live:
             writing = asyncio.create_task(_write(live, request.synthesis.text, word_s))

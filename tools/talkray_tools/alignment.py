@@ -99,7 +99,7 @@ def _scores(engine: Engine, request: SynthesisRequest, codes: Codes) -> Tensor:
     """Return the three `HeadScore` values for one utterance, [layers, heads, 3]."""
     networks = engine.runner.networks
     resumed = replace(request, resume=Progress(codes, 0))
-    sequence = engine.intake.prepare(0, resumed)
+    sequence = engine.input_processor.build_sequence(0, resumed)
     assert sequence is not None, "the text is whole"
     prompt, size = sequence.prompt, min(sequence.num_positions, MAX_PASS_POSITIONS)
     sequence.row = 0

@@ -27,7 +27,7 @@ from deployments.codec.fold import FoldedWeights, fold, map_tensors
 from deployments.codec.plan import GPU_RAMP
 from deployments.errors import EngineError
 from deployments.protocol import Pcm
-from deployments.talker.engine.startup import prepare_nothing
+from deployments.talker.engine.startup import precompile_nothing
 from talkray_tools.arguments import CommandParser, checkpoint
 from talkray_tools.random_codec import randomize_decoder
 from talkray_tools.released import SHAPES
@@ -63,12 +63,12 @@ def _bench_cpu(options: argparse.Namespace) -> list[Row]:
         decoder = CodecDecoder(options.backend(folded, precision))
         audio = _ramp(decoder, codes)
         exact = audio if exact is None else exact
-        noise_db = None if audio is exact else snr_db(exact, audio)
-        print(f"\n{precision}" + ("" if noise_db is None else f", SNR {noise_db:.1f} dB"))
+        ratio_db = None if audio is exact else snr_db(exact, audio)
+        print(f"\n{precision}" + ("" if ratio_db is None else f", SNR {ratio_db:.1f} dB"))
         print(f"{'streams':>8}{'frames':>8}{'CPU ms':>10}{'cores per stream':>18}{'no audio, ms':>14}")
         for streams in options.streams:
             for frames in options.frames:
-                rows.append(_cpu_row(decoder, options, precision, streams, frames) | {"snr_db": noise_db})
+                rows.append(_cpu_row(decoder, options, precision, streams, frames) | {"snr_db": ratio_db})
                 row = rows[-1]
                 silent = f"{row['silent_ms']:>14.1f}" if streams == 1 else ""
                 print(
@@ -172,17 +172,17 @@ def _bench_gpu(options: argparse.Namespace) -> list[Row]:
             slots = fitting_slots(
                 CodecDecoder(options.backend(map_tensors(folded, Tensor.cuda))),
                 make,
-                prepare=prepare_nothing,
+                precompile=precompile_nothing,
                 report=print,
             )
         else:
             slots = make(next(kind for kind in PRECISIONS if kind.name == precision))
         slots.capture()
         capture_s = time.perf_counter() - start
-        noise_db = _gpu_snr_db(slots, exact, _codes(exact, options, _SNR_FRAMES))
+        ratio_db = _gpu_snr_db(slots, exact, _codes(exact, options, _SNR_FRAMES))
         first_ms = _first_frame_ms(slots, options)
         memory = torch.cuda.memory_allocated() / 1e9
-        print(f"{_device_name('cuda')}, {slots.precision}: SNR {noise_db:.1f} dB")
+        print(f"{_device_name('cuda')}, {slots.precision}: SNR {ratio_db:.1f} dB")
         print(f"codes to PCM on the host {first_ms:.2f} ms, captured in {capture_s:.1f} s, {memory:.2f} GB allocated")
         print(f"{'streams':>8}{'frames':>8}{'ms':>10}{'us a frame':>12}")
         for frames in GPU_RAMP:
@@ -191,7 +191,7 @@ def _bench_gpu(options: argparse.Namespace) -> list[Row]:
                     ms = _gpu_ms(slots, streams, frames, options.repeats)
                     print(f"{streams:>8}{frames:>8}{ms:>10.3f}{ms / streams / frames * 1e3:>12.1f}", flush=True)
                     row: Row = {"precision": slots.precision, "streams": streams, "frames": frames}
-                    row |= {"ms": ms, "snr_db": noise_db, "first_frame_ms": first_ms, "capture_s": capture_s}
+                    row |= {"ms": ms, "snr_db": ratio_db, "first_frame_ms": first_ms, "capture_s": capture_s}
                     rows.append(row)
     return rows
 
@@ -199,7 +199,7 @@ def _bench_gpu(options: argparse.Namespace) -> list[Row]:
 def _gpu_snr_db(slots: TritonSlots, exact: CodecDecoder, codes: Tensor) -> float:
     """Return the SNR in dB of int16 GPU samples against float32 CPU samples, both streamed in growing chunks."""
     wanted = torch.from_numpy(to_pcm16(_ramp(exact, codes))).double()[0]
-    slots.begin(0)
+    slots.start_slot(0)
     frames = codes.shape[1]
     slots.write([0] * frames, range(frames), codes[0].to(torch.int16))
     parts = [torch.from_numpy(pcm) for size in GPU_RAMP for pcm in slots.decode([0], size).result() if _is_audio(pcm)]
@@ -211,7 +211,7 @@ def _first_frame_ms(slots: TritonSlots, options: argparse.Namespace) -> float:
     codes = _codes(slots.decoder, options, 1)[0].to(torch.int16)
     times: list[float] = []
     for _ in range(options.repeats):
-        slots.begin(0)
+        slots.start_slot(0)
         torch.cuda.synchronize()
         start = time.perf_counter()
         slots.write([0], [0], codes)
@@ -224,7 +224,7 @@ def _gpu_ms(slots: TritonSlots, streams: int, frames: int, repeats: int) -> floa
     """Return the device time of one call in milliseconds, averaged over consecutive calls."""
     call: Callable[[], object] = lambda: slots.decode(range(streams), frames)  # noqa: E731
     for slot in range(streams):
-        slots.begin(slot)
+        slots.start_slot(slot)
     decode_calls = [call() for _ in range(3)]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     slots.cuda_stream.synchronize()

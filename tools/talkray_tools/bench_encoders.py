@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.audio.formats import AudioForm, AudioFormat, CompressedEncoder, RawEncoder, open_encoder
+from serve_app.audio.formats import AudioFormat, AudioOptions, CompressedEncoder, RawEncoder, open_encoder
 from talkray_tools.arguments import CommandParser
 
 Row = dict[str, Any]
@@ -106,7 +106,7 @@ def _header_bytes(audio_format: AudioFormat) -> int:
 
 
 def _open(audio_format: AudioFormat, bit_rate: int | None) -> RawEncoder | CompressedEncoder:
-    return open_encoder(AudioForm(audio_format, bit_rate=bit_rate), _RATE, frame_samples=_FRAME_SAMPLES)
+    return open_encoder(AudioOptions(audio_format, bit_rate=bit_rate), _RATE, frame_samples=_FRAME_SAMPLES)
 
 
 if __name__ == "__main__":

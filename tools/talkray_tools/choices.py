@@ -20,7 +20,7 @@ from deployments.protocol import Codes, Frame, Progress, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.networks.unfused_networks import UnfusedNetworks
 from deployments.talker.sampling import torch_sampler
-from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.sampling.torch_sampler import NoiseKey
 from deployments.talker.state.batch_state import BatchOptions
 
 
@@ -106,15 +106,15 @@ def kept() -> Iterator[list[Choice]]:
     """Within this context, record every choice made by a CPU engine that runs a single request."""
     made = list[Choice]()
 
-    def choose(networks: UnfusedNetworks, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
+    def choose(networks: UnfusedNetworks, logits: Tensor, options: BatchOptions, noise_key: NoiseKey) -> Tensor:
         everywhere = torch.full_like(logits, torch.inf)
 
-        def keep(draw: Draw, codes: Tensor) -> Tensor:
-            values = networks.noise(draw, codes)
+        def keep(noise_key: NoiseKey, codes: Tensor) -> Tensor:
+            values = networks.noise(noise_key, codes)
             everywhere.scatter_(-1, codes, values)
             return values
 
-        chosen = torch_sampler.sample(logits, options, draw, keep)
+        chosen = torch_sampler.sample(logits, options, noise_key, keep)
         made.append(Choice.by(options, logits[0], everywhere[0]))
         return chosen
 

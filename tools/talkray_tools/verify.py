@@ -98,7 +98,7 @@ def check_speech(subject: Subject, spoken: list[Speech], folder: Path) -> Iterat
     """Check that speech ends by itself, is audible, and is neither silence nor a loop. Writes the samples."""
     for seed, speech in zip(SEEDS, spoken, strict=True):
         soundfile.write(folder / f"speech-{seed}.wav", speech.pcm, subject.sample_rate)
-        heard = EndingGuard(subject.size, subject.sample_rate).pass_on(
+        heard = EndingGuard(subject.size, subject.sample_rate).truncate(
             speech.codes, speech.pcm, speech.reason, speech.num_text_tokens
         )
         length_s, reason = len(speech.pcm) / subject.sample_rate, heard[2]
@@ -144,9 +144,9 @@ def check_joints(subject: Subject, speech: Speech, before: Codes | None) -> Chec
     name = "chunks join to the whole audio"
     if len(joined) != len(whole):
         return Check(name, False, f"{len(joined)} samples in chunks, {len(whole)} at once")
-    noise_db = snr_db(*(torch.from_numpy(each.astype(np.float32)) for each in (whole, joined)))
-    values: dict[str, float | str | None] = {"snr_db": min(noise_db, 200.0)}
-    return Check(name, noise_db >= MIN_SNR_DB, f"SNR {noise_db:.1f} dB, at least {MIN_SNR_DB:.0f} required", values)
+    ratio_db = snr_db(*(torch.from_numpy(each.astype(np.float32)) for each in (whole, joined)))
+    values: dict[str, float | str | None] = {"snr_db": min(ratio_db, 200.0)}
+    return Check(name, ratio_db >= MIN_SNR_DB, f"SNR {ratio_db:.1f} dB, at least {MIN_SNR_DB:.0f} required", values)
 
 
 def write_voices(subject: Subject, folder: Path) -> None:
@@ -236,9 +236,9 @@ class Exact:
         """
         exact = torch.from_numpy(self.audio(codes, request.reference_codes))
         same = torch.from_numpy(audio[max(0, len(audio) - len(exact)) :])
-        noise_db = snr_db(exact, same) if len(same) == len(exact) else -np.inf
-        detail = f"SNR {noise_db:.1f} dB, at least {least_db:.0f} required; {len(codes)} frames"
-        return Check(name, noise_db >= least_db, detail, {"snr_db": noise_db})
+        ratio_db = snr_db(exact, same) if len(same) == len(exact) else -np.inf
+        detail = f"SNR {ratio_db:.1f} dB, at least {least_db:.0f} required; {len(codes)} frames"
+        return Check(name, ratio_db >= least_db, detail, {"snr_db": ratio_db})
 
     def check_every_code(self, *, device: str) -> Check:
         """Check that no code in any codebook drives the decoder to NaN or infinity. Using a GPU saves minutes."""

@@ -57,10 +57,10 @@ class TorchProduct:
         self._bias = None if bias is None else bias.to(dtype)
         self._packs = weight.is_cpu and onednn_packs(dtype)
         weight = weight.to(dtype)
-        is_own = dtype == torch.float32 and c_kernels.multiplies_floats(weight)
-        self._own = ExactConvolution(weight, bias, dilation) if is_own else None
-        has_few_rows = (channels >= MANY_CHANNELS and not may_be_long) or (is_own and self._taps == 1)
-        if not is_own:
+        uses_c_kernel = dtype == torch.float32 and c_kernels.multiplies_floats(weight)
+        self._c_convolution = ExactConvolution(weight, bias, dilation) if uses_c_kernel else None
+        has_few_rows = (channels >= MANY_CHANNELS and not may_be_long) or (uses_c_kernel and self._taps == 1)
+        if not uses_c_kernel:
             self._matrix = self._packed_matrix(weight)
         self._enough = inf if has_few_rows else _ENOUGH_ROWS  # minimum number of output rows for using a convolution
         if not has_few_rows:
@@ -87,8 +87,8 @@ class TorchProduct:
         return packed
 
     def _multiply(self, rows: Tensor) -> Tensor:
-        if self._own is not None:
-            return self._own(rows)
+        if self._c_convolution is not None:
+            return self._c_convolution(rows)
         rows = self._unfolded(rows) if self._taps > 1 else rows
         if not self._packs:
             return F.linear(rows, self._matrix, self._bias)
@@ -201,18 +201,18 @@ AnyProduct = Convolution | ExactConvolution | TorchProduct | ProductToOneChannel
 
 
 def packed(folded: FoldedWeights, dtype: torch.dtype) -> Iterator[tuple[Conv | Linear, AnyProduct]]:
-    is_own = dtype == torch.bfloat16
+    uses_c_kernel = dtype == torch.bfloat16
 
     def exact(weight: Tensor, bias: Tensor | None, dilation: int = 1) -> AnyProduct:
         # These products carry the entire signal, so rounding is most audible here, and float32 costs least here.
-        if is_own and fits(weight):
+        if uses_c_kernel and fits(weight):
             return ExactConvolution(weight, bias, dilation)
         return TorchProduct(weight, bias, dilation, torch.float32)
 
     def product(
         weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False, may_be_long: bool = False
     ) -> AnyProduct:
-        if is_own and fits(weight):
+        if uses_c_kernel and fits(weight):
             return Convolution(weight, bias, dilation, gated=gated)
         return TorchProduct(weight, bias, dilation, dtype, may_be_long=may_be_long)
 

@@ -63,15 +63,15 @@ class TorchBackend(Backend):
         self.products = dict(packed(folded, getattr(torch, precision)))
         self.memories: dict[Conv | ConvNeXt | Layer, int] = {}  # index of a layer's tensor in a stream's state
         self.initial_state = DecoderState(0, tuple(self._silence()))
-        self.attends = self._is_own(*(layer.output for layer in folded.layers)) and c_kernels.attends(
+        self.attends = self._uses_c_kernels(*(layer.output for layer in folded.layers)) and c_kernels.attends(
             self.config.head_dim, self.config.sliding_window
         )
         self.eps, self.layer_norm_eps = (
             torch.tensor(eps, device=self.device) for eps in (self.config.rms_norm_eps, _LAYER_NORM_EPS)
         )
         *others, _ = self.products
-        self._is_own_throughout = (
-            self.attends and self._is_own(*others) and folded.blocks[-1].conv.channels % _ROWS_OF_A_PIECE == 0
+        self._uses_only_c_kernels = (
+            self.attends and self._uses_c_kernels(*others) and folded.blocks[-1].conv.channels % _ROWS_OF_A_PIECE == 0
         )
         self._rotary = self._rotary_tables(_POSITIONS)
         self._captured = _Captured()
@@ -92,7 +92,7 @@ class TorchBackend(Backend):
         return "torch decodes at half the speed of the C kernels: install a C compiler and reinstall Talkray"
 
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
-        if not self._is_own_throughout or codes[:, :, 0].numel() > _CAPTURED_FRAMES:
+        if not self._uses_only_c_kernels or codes[:, :, 0].numel() > _CAPTURED_FRAMES:
             call = _TorchPass(self, codes, states)
             return self.decoded(call).clone(), call.states()
         captured = self._captured.calls.get(codes.shape[:2])
@@ -130,7 +130,7 @@ class TorchBackend(Backend):
         tables = rotary_tables(numbers, head_dim=config.head_dim, theta=config.rope_theta, dtype=torch.float32)
         return tables[0][0, 0], tables[1][0, 0]
 
-    def _is_own(self, *layers: Conv | Linear) -> bool:
+    def _uses_c_kernels(self, *layers: Conv | Linear) -> bool:
         """Return whether the C kernels compute these products."""
         return all(isinstance(self.products[layer], Convolution | ExactConvolution) for layer in layers)
 

@@ -15,8 +15,8 @@ from deployments.codec.codec_config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderC
 from deployments.codec.decoder import MIN_SNR_DB, Backend, CodecDecoder, describe_choice, snr_db, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import FoldedWeights
-from deployments.codec.plan import GPU_RAMP, call_sizes, parts, recall_sizes
-from deployments.codec.slots import CODE_RING, DecodeCall, Prepare, SlotDecoder
+from deployments.codec.plan import GPU_RAMP, call_sizes, recall_sizes, split_frames
+from deployments.codec.slots import CODE_RING, DecodeCall, Precompile, SlotDecoder
 from deployments.errors import EngineError
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Pcm
@@ -121,7 +121,7 @@ class TritonSlots(SlotDecoder):
 
     @classmethod
     def load(
-        cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
+        cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, precompile: Precompile,
         report: Callable[[str], None],
     ) -> "TritonSlots":  # fmt: skip
         """Load with the first of PRECISIONS that is close enough to float32 on this checkpoint."""
@@ -133,7 +133,7 @@ class TritonSlots(SlotDecoder):
         slots = fitting_slots(
             CodecDecoder(backend(folded)),
             lambda kind: cls(folded, num_slots=num_slots, device=device, precision=kind, load_float32=load_float32),
-            prepare=prepare,
+            precompile=precompile,
             report=report,
         )
         slots.capture()
@@ -168,7 +168,7 @@ class TritonSlots(SlotDecoder):
         self.cuda_stream.synchronize()
 
     @torch.inference_mode()
-    def rehearse(self) -> None:
+    def run_all_shapes(self) -> None:
         """Run each call shape once without capture."""
         with torch.cuda.stream(self.cuda_stream):
             for shape in self._shapes():
@@ -190,11 +190,11 @@ class TritonSlots(SlotDecoder):
         `audio` is the reference, int16 [streams, samples]. Returns minus infinity if samples are not finite.
         """
         frames = every.shape[1]
-        sizes = parts(frames, call_sizes(GPU_RAMP))
+        sizes = split_frames(frames, call_sizes(GPU_RAMP))
         batch, pieces = self.largest_batch(max(sizes)), []
         for streams in torch.split(every.to(torch.int16), batch):
             for slot, codes in enumerate(streams):
-                self.begin(slot)
+                self.start_slot(slot)
                 self.write([slot] * frames, range(frames), codes)
             with torch.cuda.stream(self.cuda_stream):
                 slots = self._padding(batch)
@@ -209,7 +209,7 @@ class TritonSlots(SlotDecoder):
         return max(size for size in self.batches if size * frames <= self._call_frames)
 
     @torch.inference_mode()
-    def begin(self, slot: int, state: DecoderState | None = None) -> None:
+    def start_slot(self, slot: int, state: DecoderState | None = None) -> None:
         self._streams[slot] = _SlotStream(slot, called=0 if state is None else state.position)
         with torch.cuda.stream(self.cuda_stream):
             if state is None:
@@ -360,7 +360,11 @@ def within_reach(device: torch.device) -> int:
 
 
 def fitting_slots(
-    exact: CodecDecoder, make: Callable[[Precision], TritonSlots], *, prepare: Prepare, report: Callable[[str], None]
+    exact: CodecDecoder,
+    make: Callable[[Precision], TritonSlots],
+    *,
+    precompile: Precompile,
+    report: Callable[[str], None],
 ) -> TritonSlots:
     """Return `make` for the first of PRECISIONS that matches `exact` on each code, or for the last if none matches."""
     every = every_code(exact.config)
@@ -369,17 +373,17 @@ def fitting_slots(
         at_once = max(1, min(at_once, int(within_reach(exact.device) / _SWEPT_BYTES)))
     audio = torch.cat([_audio(exact, codes) for codes in torch.split(every, at_once)])
     torch.cuda.empty_cache()  # otherwise weights and slots would reuse this memory and keep it from the engine
-    noise_db, failed = 0.0, ""
+    ratio_db, failed = 0.0, ""
     for precision in PRECISIONS:
-        if precision.dtype is torch.bfloat16 and noise_db > -inf:
+        if precision.dtype is torch.bfloat16 and ratio_db > -inf:
             continue  # float16 did not overflow and has more digits
         slots = make(precision)
-        prepare(slots.rehearse)
-        noise_db = slots.snr_db(every, audio)
-        if noise_db >= MIN_SNR_DB or precision is PRECISIONS[-1]:
+        precompile(slots.run_all_shapes)
+        ratio_db = slots.snr_db(every, audio)
+        if ratio_db >= MIN_SNR_DB or precision is PRECISIONS[-1]:
             break
-        failed += f", {precision.name} {noise_db:.1f} dB"
-    report(describe_choice(slots.precision, noise_db, failed))
+        failed += f", {precision.name} {ratio_db:.1f} dB"
+    report(describe_choice(slots.precision, ratio_db, failed))
     return slots
 
 

@@ -42,16 +42,16 @@ class Capacity:
     Call all methods on one event loop, with times from one clock.
     """
 
-    def __init__(self, *, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
-        """Listeners may hear `max_late_s` of silence in total. `workers_carry()` returns the capacity in streams."""
-        self._max_late_s, self._workers_carry = max_late_s, workers_carry
+    def __init__(self, *, max_late_s: float, worker_capacity: Callable[[], float] = lambda: math.inf) -> None:
+        """Listeners may hear `max_late_s` of silence in total. `worker_capacity()` returns the capacity in streams."""
+        self._max_late_s, self._workers_carry = max_late_s, worker_capacity
         self.limit = StreamLimit(least=1)
         self._places: dict[object, str] = {}  # the client that holds each place
-        self._line: deque[tuple[str, asyncio.Future[object]]] = deque()
+        self._queue: deque[tuple[str, asyncio.Future[object]]] = deque()
 
     @property
     def num_waiting(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     @asynccontextmanager
     async def enter(self, client: str, *, at_once: bool) -> AsyncIterator[None]:
@@ -63,9 +63,9 @@ class Capacity:
         finally:
             self._leave(place)
 
-    def decoded(self, stall_s: float, *, now_s: float) -> None:
+    def record_call(self, stall_s: float, *, now_s: float) -> None:
         """Update the limit after a call. `stall_s` is the total stall of the listener it was late for, or 0.0."""
-        self.limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
+        self.limit.count_chunk(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
         self._admit()
 
     def _has_room(self, client: str) -> bool:
@@ -90,20 +90,20 @@ class Capacity:
     async def _wait(self, client: str) -> object:
         turn: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         waiter = client, turn
-        self._line.append(waiter)
+        self._queue.append(waiter)
         try:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # admitted and cancelled at the same time: pass the place on
                 self._leave(turn.result())
-            elif waiter in self._line:
-                self._line.remove(waiter)
+            elif waiter in self._queue:
+                self._queue.remove(waiter)
             raise
 
     def _admit(self) -> None:
         """Admit waiters in queue order, as long as there is room for any of them."""
-        while waiter := next((waiter for waiter in self._line if self._has_room(waiter[0])), None):
-            self._line.remove(waiter)
+        while waiter := next((waiter for waiter in self._queue if self._has_room(waiter[0])), None):
+            self._queue.remove(waiter)
             client, turn = waiter
             if not turn.done():
                 turn.set_result(self._claim(client))
@@ -125,13 +125,18 @@ class CodecLoad:
     """Counters of the frames that pass through a replica. Call all methods on one event loop."""
 
     def __init__(
-        self, workers: int, *, frame_s: float, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf
+        self,
+        workers: int,
+        *,
+        frame_s: float,
+        max_late_s: float,
+        worker_capacity: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """Create counters for frames of `frame_s` seconds. See `Capacity` for the other parameters."""
         self._workers, self._frame_s = workers, frame_s
         # Up to this many frames per stream are waiting for a full chunk, not for a worker.
         self._chunk_frames = chosen_ramp(workers)[-1]
-        self._capacity = Capacity(max_late_s=max_late_s, workers_carry=workers_carry)
+        self._capacity = Capacity(max_late_s=max_late_s, worker_capacity=worker_capacity)
         self._streams: set[_Counts] = set()
         self._num_background = 0  # job streams, which are excluded from other counts and from the limit
         self._calls = 0  # calls in progress
@@ -149,7 +154,7 @@ class CodecLoad:
         """Seconds of audio waiting for a worker."""
         return self._frame_s * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
 
-    async def counted(
+    async def track_stream(
         self, decode_stream: DecodeStream, request: SynthesisRequest, generate: Generate
     ) -> AsyncGenerator[PcmChunk, None]:
         """Yield the chunks of `decode_stream(request, generate)`, and count frames on arrival and after decoding.
@@ -200,8 +205,8 @@ class CodecLoad:
         finally:
             self._change_calls(-1)
             now_s = time.monotonic()
-            self._capacity.decoded(max(task.stall_s(now_s) for task in tasks), now_s=now_s)
-            metrics.codec_call(now_s - began_s, len(tasks), waiting=waiting, lag_s=self.lag_s)
+            self._capacity.record_call(max(task.stall_s(now_s) for task in tasks), now_s=now_s)
+            metrics.record_codec_call(now_s - began_s, len(tasks), waiting=waiting, lag_s=self.lag_s)
 
     def record(self) -> CodecRecord:
         """Return the load of this replica for Serve's controller. `busy_cores` is a moving mean."""

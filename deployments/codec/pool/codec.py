@@ -15,7 +15,7 @@ from deployments.codec.plan import chosen_ramp, longest_call_s
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest, StartError
 from deployments.protocol import Codes, Reference
-from deployments.recording_cache import ByRecording
+from deployments.recording_cache import RecordingCache
 from deployments.serving import metrics
 from deployments.serving.reports import report_stage
 from deployments.weights.description import encodes
@@ -37,10 +37,10 @@ class Codec:
     decoder: CodecDecoder
     encoder: CodecEncoder | None
     sample_rate: int
-    tried: WarmUpResult = field(default_factory=WarmUpResult)
-    references: ByRecording[Codes] = field(default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES))
-    states: ByRecording[DecoderState] = field(  # by key and codes, because two replicas' encoders may differ
-        default_factory=lambda: ByRecording(max_bytes=_STATE_BYTES, size=_state_bytes)
+    warm_up_result: WarmUpResult = field(default_factory=WarmUpResult)
+    references: RecordingCache[Codes] = field(default_factory=lambda: RecordingCache(max_bytes=_CODES_BYTES))
+    states: RecordingCache[DecoderState] = field(  # by key and codes, because two replicas' encoders may differ
+        default_factory=lambda: RecordingCache(max_bytes=_STATE_BYTES, size=_state_bytes)
     )
 
     @property
@@ -71,7 +71,7 @@ class Codec:
         return self.references.get(reference.key, lambda: encoder.encode(reference.samples))
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop the codes and states of `voices`. Returns the number of results dropped. See `ByRecording.forget`."""
+        """Drop the codes and states of `voices`. Returns the number of results dropped. See `RecordingCache.forget`."""
         return self.references.forget(voices) + self.states.forget(voices)
 
 
@@ -92,8 +92,10 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None
     # With `inline` placement this replica decodes nothing, so it needs no warm-up.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
-    tried = warm_up(decoder, chosen_ramp(config.workers), longest_call_s(config.workers)) if warms else WarmUpResult()
-    return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, tried)
+    warm_up_result = (
+        warm_up(decoder, chosen_ramp(config.workers), longest_call_s(config.workers)) if warms else WarmUpResult()
+    )
+    return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, warm_up_result)
 
 
 def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:
@@ -113,16 +115,16 @@ def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDec
         return exact if config.precision == exact.precision else CodecDecoder(exact.backend.at(config.precision))
     for precision in available:
         rounded = CodecDecoder(exact.backend.at(precision))
-        noise_db = noise(rounded, exact)
-        if noise_db >= MIN_SNR_DB:
-            report_stage(f"codec: {describe_choice(precision, noise_db)}")
+        ratio_db = probe_snr_db(rounded, exact)
+        if ratio_db >= MIN_SNR_DB:
+            report_stage(f"codec: {describe_choice(precision, ratio_db)}")
             return rounded
-        failed += f", {precision} {noise_db:.1f} dB"
+        failed += f", {precision} {ratio_db:.1f} dB"
     report_stage(f"codec: {describe_choice(exact.precision, inf, failed)}")
     return exact
 
 
-def noise(decoder: CodecDecoder, exact: CodecDecoder) -> float:
+def probe_snr_db(decoder: CodecDecoder, exact: CodecDecoder) -> float:
     """Return a decoder's signal-to-error ratio in dB on random codes with a fixed seed.
 
     The result does not depend on timing, so all replicas choose the same precision.

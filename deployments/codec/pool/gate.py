@@ -46,7 +46,7 @@ class _Waiter:
     def is_urgent(self, now_s: float) -> bool:
         return self.deadline_s - now_s <= _URGENT_S
 
-    def settle(self, task: asyncio.Future[Decoded]) -> None:
+    def copy_outcome(self, task: asyncio.Future[Decoded]) -> None:
         if self.decoded.done():  # its stream was closed during the call
             return
         if task.cancelled():
@@ -91,7 +91,7 @@ class DecodeGate:
         self._workers = workers
         self._has_many_workers = workers >= MANY_WORKERS
         self._idle_workers = workers
-        self._returns_s: list[float] = []  # until each time, one idle worker is reserved for an urgent stream
+        self._reserved_until_s: list[float] = []  # until each time, one idle worker is reserved for an urgent stream
         self._waiting: list[_Waiter] = []  # in order of deadlines
         self._gathered: list[_Waiter] | None = None  # the batch that `@serve.batch` is gathering
         self._numbers = count()
@@ -148,7 +148,7 @@ class DecodeGate:
         if not self._waiting or not self._idle_workers or self._gathered is not None:
             return
         now_s = time.monotonic()
-        self._returns_s = [until_s for until_s in self._returns_s if until_s > now_s]
+        self._reserved_until_s = [until_s for until_s in self._reserved_until_s if until_s > now_s]
         shapes = Counter(waiter.task.shape for waiter in self._waiting)
         starts_s = [self._starts_s(waiter, shapes[waiter.task.shape]) for waiter in self._waiting]
         first = next((waiter for waiter, at_s in zip(self._waiting, starts_s, strict=True) if at_s <= now_s), None)
@@ -156,16 +156,18 @@ class DecodeGate:
             asyncio.get_running_loop().call_later(min(starts_s) - now_s, self._dispatch)
             return
         if first.is_urgent(now_s):
-            self._returns_s = self._returns_s[1:]  # this may be the stream that the worker was reserved for
-        elif self._idle_workers <= len(self._returns_s):
-            asyncio.get_running_loop().call_later(self._returns_s[0] - now_s, self._dispatch)  # at the latest
+            self._reserved_until_s = self._reserved_until_s[
+                1:
+            ]  # this may be the stream that the worker was reserved for
+        elif self._idle_workers <= len(self._reserved_until_s):
+            asyncio.get_running_loop().call_later(self._reserved_until_s[0] - now_s, self._dispatch)  # at the latest
             return
         self._start(self._next_batch(first, now_s))
 
     def _starts_s(self, waiter: _Waiter, alike: int) -> float:
         """Return the time until which a task waits even if a worker is idle. `alike` tasks have the same shape."""
-        frames, silent = shape = waiter.task.shape
-        if silent or not self._has_many_workers or self._idle_workers == self._workers:
+        frames, state_only = shape = waiter.task.shape
+        if state_only or not self._has_many_workers or self._idle_workers == self._workers:
             return waiter.came_s  # without a running call, further tasks may never arrive to share one
         share_wait_s = _SHARE_WAIT_S if alike < self._size(self._max_batch_size, shape) else 0.0
         if self._idle_workers == 1:
@@ -192,13 +194,13 @@ class DecodeGate:
 
     def _size(self, waiting: int, shape: tuple[int, bool], left_s: float = inf) -> int:
         """Return the number of tasks in one call: a power of two that was called before. Silent tasks run alone."""
-        frames, silent = shape
+        frames, state_only = shape
         largest = self._largest.get(frames, self._max_batch_size)
         most_frames, in_time = self._frames_within(self._max_call_s), self._frames_within(left_s / _LONG)
         if in_time >= frames:  # otherwise the task will be late anyway, and a larger call costs less per frame
             most_frames = min(most_frames, in_time)
         most = min(waiting, self._max_batch_size, most_frames // frames, largest)
-        return 1 if silent else 1 << max(0, most.bit_length() - 1)
+        return 1 if state_only else 1 << max(0, most.bit_length() - 1)
 
     def _frames_within(self, call_s: float) -> int:
         """Return how many frames fit in one call of at most `call_s`, estimated from the cost of past frames."""
@@ -212,7 +214,7 @@ class DecodeGate:
         self.tasks += len(batch)
         decoding = [asyncio.ensure_future(self._decode(waiter.task)) for waiter in batch]
         for waiter, task in zip(batch, decoding, strict=True):
-            task.add_done_callback(waiter.settle)
+            task.add_done_callback(waiter.copy_outcome)
         running = asyncio.gather(*decoding, return_exceptions=True)
         self._running.add(running)
         started_s = time.monotonic()
@@ -227,7 +229,7 @@ class DecodeGate:
         self._running.discard(running)
         if self._gathered is batch:  # the entire batch was cancelled or failed before it was gathered
             self._gathered = None
-        if not batch[0].task.silent:  # silent tasks cost far less per frame
+        if not batch[0].task.state_only:  # silent tasks cost far less per frame
             frames = sum(len(waiter.task.codes) for waiter in batch) + CALL_FRAMES
             taken_s, known_s = seconds / frames, self.seconds_per_frame
             if known_s:
@@ -236,5 +238,5 @@ class DecodeGate:
         self._idle_workers += 1
         now_s = time.monotonic()
         if min(waiter.deadline_s + len(waiter.task.codes) * self._frame_s for waiter in batch) - now_s < _URGENT_S:
-            self._returns_s.append(now_s + _RETURN_S)
+            self._reserved_until_s.append(now_s + _RETURN_S)
         asyncio.get_running_loop().call_soon(self._dispatch)

@@ -86,7 +86,7 @@ class CodecService:
         self._ramp = chosen_ramp(config.workers)
         self._repaired = 0
         self._shares_calls = config.workers >= MANY_WORKERS
-        decoder, tried = self._codec.decoder, self._codec.tried
+        decoder, warm_up_result = self._codec.decoder, self._codec.warm_up_result
         self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
         self._readers = Workers(config.workers, on_gpu=False)  # for recordings, separate from chunk decoding
         self._processes: WorkerProcesses | None = None
@@ -94,13 +94,13 @@ class CodecService:
             longest_s = longest_call_s(config.workers)
             choice = DecoderChoice(str(self._codec.directory), decoder.precision, self._ramp, longest_s)
             self._processes = WorkerProcesses(config.workers, decoder, choice)
-            tried = self._processes.tried
+            warm_up_result = self._processes.warm_up_result
         self.gate = DecodeGate(
             decode,
             workers=config.workers,
             frame_s=self._codec.frame_s,
-            largest=tried.largest_batches,
-            tried_s=tried.seconds_per_frame,
+            largest=warm_up_result.largest_batches,
+            tried_s=warm_up_result.seconds_per_frame,
         )
         self.placement = Placement(config.placement)
         self._placements = {name: Placement(own, beside=self.placement) for name, own in placements.items()}
@@ -148,7 +148,7 @@ class CodecService:
                 gpu_frames = 0  # the talker will not decode the frames whose audio is missing here
             asked = replace(request, reference_codes=reference_codes, gpu_frames=gpu_frames)
             frames = with_failover(AllFrames(generate, asked, frame_samples))
-            async with aclosing(decoder.run(frames, gpu_frames=gpu_frames)) as chunks:
+            async with aclosing(decoder.decode_chunks(frames, gpu_frames=gpu_frames)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -177,7 +177,7 @@ class CodecService:
         if cached is not None:
             return cached  # without waiting for a worker
         prepared = await self._readers.run(self._codec.read, reference)
-        metrics.references("codes", self._codec.references.take_lookups())
+        metrics.record_recording_lookups("codes", self._codec.references.take_lookups())
         return prepared
 
     def _start(self, resume: Progress | None, reference_codes: Codes | None, state: DecoderState) -> DecodingStart:

@@ -86,7 +86,7 @@ class DecodingStart:
 
 
 class StreamDecoder:
-    """Decoder for one stream, beginning at `start`. Holds the decoder's state until `run` ends."""
+    """Decoder for one stream, beginning at `start`. Holds the decoder's state until `decode_chunks` ends."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class StreamDecoder:
         self._state = start.state
         self._to_recall = [] if start.to_recall is None else list(start.to_recall)  # frames not included in `_state`
 
-    async def run(
+    async def decode_chunks(
         self, chunks: AsyncGenerator[FrameChunk, None], *, gpu_frames: int = 0
     ) -> AsyncGenerator[PcmChunk, None]:
         """Yield the audio of the frames from `chunks`. The last chunk has the finish reason of `chunks` or the guard.
@@ -136,7 +136,7 @@ class StreamDecoder:
                 new_codes, num_known = codes[num_known:], max(0, num_known - len(codes))
                 pcm = (await self._decoded(codes, count))[skipped:] if count else _NO_PCM
                 skipped = max(0, skipped - len(codes) * self._frame_samples)
-                chunk = self._deliver(audio.chunk(new_codes, pcm, buffer.over))
+                chunk = self._count_delivered(audio.chunk(new_codes, pcm, buffer.end_reason))
                 reason = chunk.finish_reason
                 if count and not self._listener.has_begun:
                     self._plan.restart()  # no sound yet; a wider chunk would delay the first sound
@@ -153,7 +153,7 @@ class StreamDecoder:
         metrics.DECODED.record(len(pcm) / self._sample_rate, pool="codec")
         return pcm
 
-    def _deliver(self, chunk: PcmChunk) -> PcmChunk:
+    def _count_delivered(self, chunk: PcmChunk) -> PcmChunk:
         if chunk.pcm:
             self._listener.deliver(chunk.num_samples / self._sample_rate, now_s=time.monotonic())
         return chunk
@@ -177,7 +177,7 @@ class StreamDecoder:
                 codes, pcm = buffer.take_audio()
                 metrics.DECODED.record(len(pcm) / self._sample_rate, pool="talker")
                 received.extend(codes)
-                reason = buffer.over
+                reason = buffer.end_reason
                 if not len(codes) and reason is None:
                     if buffer.ended:
                         await _cancel(recall)  # its codes include frames whose audio will not arrive
@@ -185,7 +185,7 @@ class StreamDecoder:
                         break  # the remaining frames will be decoded here
                     await buffer.wait(None)
                     continue
-                chunk = self._deliver(audio.chunk(codes, pcm, reason))
+                chunk = self._count_delivered(audio.chunk(codes, pcm, reason))
                 reason = chunk.finish_reason
                 yield chunk
             to_recall = self._to_recall + received
@@ -202,7 +202,7 @@ class StreamDecoder:
         deadline_s = self._listener.deadline_s(time.monotonic()) + ahead_s
         for size in self._plan.recall_sizes(len(codes)):
             now, codes = codes[:size], codes[size:]
-            task = DecodeTask(now, state, deadline_s, silent=True, followed_by=len(codes))
+            task = DecodeTask(now, state, deadline_s, state_only=True, followed_by=len(codes))
             state = (await self._decode(task)).state
         return state
 

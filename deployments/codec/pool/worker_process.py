@@ -40,7 +40,7 @@ def serve(connection: Connection, decoder: CodecDecoder, states: SharedStates) -
             shared: list[SharedTask] = connection.recv()
         except (EOFError, ConnectionResetError):
             return
-        tasks = [DecodeTask(task.codes, state(task), 0.0, task.silent, task.followed_by) for task in shared]
+        tasks = [DecodeTask(task.codes, state(task), 0.0, task.state_only, task.followed_by) for task in shared]
         before = decoder.repaired
         outcomes = [_kept(*pair, states) for pair in zip(shared, decode_batch(decoder, tasks), strict=True)]
         try:
@@ -61,13 +61,13 @@ def main(control: int, descriptor: int, choice: str) -> None:
     torch.set_num_threads(1)
     asked = DecoderChoice(**json.loads(choice))
     decoder = load_decoder(Path(asked.directory), precision=asked.precision)
-    tried = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
+    warm_up_result = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
     states = SharedStates(decoder.initial_state(), descriptor)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a multi-threaded process must not fork"
     freeze_loaded()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers that exit
     with socket.socket(fileno=control) as ours:
-        ours.sendall(json.dumps(asdict(tried)).encode() + b"\n")
+        ours.sendall(json.dumps(asdict(warm_up_result)).encode() + b"\n")
         while received := _received(ours):
             if os.fork() == 0:
                 ours.close()

@@ -106,7 +106,7 @@ class SharedTask:
     position: int
     source: int | None  # cell that holds the current state; None at the beginning of a stream
     target: int  # cell for the next state
-    silent: bool
+    state_only: bool
     followed_by: int
 
 
@@ -158,9 +158,9 @@ class WorkerProcesses:
             if not loaded:
                 code = self._first.wait()
                 raise EngineError(f"the decoder process exited with code {code} while loading; see its output")
-            tried = json.loads(loaded)
-            batches = {int(frames): most for frames, most in tried["largest_batches"].items()}
-            self.tried = WarmUpResult(batches, tried["seconds_per_frame"])
+            warm_up_result = json.loads(loaded)
+            batches = {int(frames): most for frames, most in warm_up_result["largest_batches"].items()}
+            self.warm_up_result = WarmUpResult(batches, warm_up_result["seconds_per_frame"])
             for _ in range(count):
                 self._idle.put(self._fork())
             failed.pop_all()
@@ -193,7 +193,7 @@ class WorkerProcesses:
             copies.append(self._states.acquire())
             source = copies[-1].number
             self._states.write(source, state.tensors)
-        return SharedTask(task.codes, state.position, source, target, task.silent, task.followed_by)
+        return SharedTask(task.codes, state.position, source, target, task.state_only, task.followed_by)
 
     def _call(self, tasks: list[SharedTask]) -> SharedOutcomes | None:
         """Return one worker's outcomes; None if the worker died."""

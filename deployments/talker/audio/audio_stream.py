@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from deployments.codec.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
+from deployments.codec.plan import GPU_RAMP, ChunkPlan, call_sizes, split_frames
 from deployments.codec.slots import CODE_RING
 from deployments.listener import Listener
 
@@ -88,17 +88,17 @@ class AudioStream:
     def call_size(self, now_s: float, load: int) -> int:
         """Return the number of waiting frames for the next call, or 0 to wait for more. See `ChunkPlan` for `load`."""
         if self.is_recalling:
-            return parts(min(self.num_waiting, self.num_recalled - self.num_called), _CALL_SIZES)[0]
+            return split_frames(min(self.num_waiting, self.num_recalled - self.num_called), _CALL_SIZES)[0]
         lead_s = self.listener.lead_s(now_s) + self._under_way_s
         ended = self.num_written == self.num_wanted
         return self._plan.size(self.num_waiting, ended=ended, lead_s=lead_s, load=load)
 
-    def write(self, num_frames: int) -> None:
+    def count_written(self, num_frames: int) -> None:
         """Count `num_frames` frames whose codes have been written to the slot."""
         self.num_written += num_frames
         self._replan()
 
-    def enter_call(self, num_frames: int) -> None:
+    def count_called(self, num_frames: int) -> None:
         """Count the frames of the stream's next call, which may extend beyond the stream's end."""
         if not self.is_recalling:
             self._plan.count()
@@ -106,23 +106,23 @@ class AudioStream:
         self.ready_since_s = math.inf
         self._replan()
 
-    def recall(self, num_frames: int) -> None:
+    def count_recalled(self, num_frames: int) -> None:
         """Count the frames that were decoded again even though the listener had already heard them."""
         self.num_decoded += num_frames
         self._replan()
 
-    def recall_all(self) -> None:
+    def count_all_recalled(self) -> None:
         """Count all recalled frames as decoded, because the slot's state includes them."""
         self.num_called = self.num_decoded = self.num_recalled
         self._replan()
 
-    def deliver(self, num_frames: int, now_s: float) -> None:
+    def count_delivered(self, num_frames: int, now_s: float) -> None:
         """Count the audio for the next frames, which is being delivered now."""
         self.num_decoded += num_frames
         self.listener.deliver(num_frames * self.frame_s, now_s=now_s)
         self._replan()
 
-    def drop_quiet(self, num_frames: int) -> None:
+    def count_silent(self, num_frames: int) -> None:
         """Count the next frames as silent, and restart the ramp, because the listener has not yet heard any sound."""
         self.num_decoded += num_frames
         self._plan.restart()

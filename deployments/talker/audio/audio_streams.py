@@ -19,7 +19,7 @@ from deployments.codec.slots import DecodeCall, SlotDecoder
 from deployments.errors import EngineError, Overloaded
 from deployments.listener import Listener
 from deployments.protocol import Codes, Pcm
-from deployments.recording_cache import ByRecording
+from deployments.recording_cache import RecordingCache
 from deployments.speech_detection import first_sound
 from deployments.talker.audio.audio_stream import MAX_WAITING, AudioStream, choose_call
 
@@ -56,7 +56,7 @@ class AudioStreams:
         self._pcm: list[tuple[int, bytes, int]] = []  # sequence id, samples, and the stream's number of frames
         self._failed: dict[int, EngineError] = {}
         # Decoder states after recordings, by key and codes. The limit is on the number of states, not on bytes.
-        self._recordings = ByRecording[DecoderState](
+        self._recordings = RecordingCache[DecoderState](
             max_bytes=max(1, num_slots // SLOTS_PER_RECORDING), size=lambda _: 1
         )
 
@@ -127,8 +127,8 @@ class AudioStreams:
         )
         state = self._recordings.find(begins_with)
         if state is not None:
-            stream.recall_all()
-        self._decoder.begin(slot, state)
+            stream.count_all_recalled()
+        self._decoder.start_slot(slot, state)
         self._streams[sequence_id] = stream
         self._write(stream, codes[: stream.num_wanted])
         if begins_with and state is None:
@@ -143,8 +143,8 @@ class AudioStreams:
             self.close(stream.sequence_id)
             self._failed[stream.sequence_id] = error
             return
-        stream.recall_all()
-        self._recordings.keep(key, self._decoder.state(stream.slot))
+        stream.count_all_recalled()
+        self._recordings.put(key, self._decoder.state(stream.slot))
 
     def add_frames(self, sequence_ids: list[int], codes: Tensor) -> None:
         """Add each stream's next frame: codes [streams, groups] on any device, possibly not computed yet."""
@@ -155,7 +155,7 @@ class AudioStreams:
         wanted = codes if len(rows) == len(sequence_ids) else codes[rows]
         self._decoder.write([stream.slot for stream in streams], [stream.num_written for stream in streams], wanted)
         for stream in streams:
-            stream.write(1)
+            stream.count_written(1)
         self._dispatch()
         while any(stream.num_waiting >= MAX_WAITING for stream in streams):  # the slot is full
             self._collect_call(self._calls.pop(0))
@@ -187,7 +187,7 @@ class AudioStreams:
         is_decoded = any(owner == sequence_id for owner, *_ in self._pcm) or sequence_id in self._failed
         return is_decoded or (stream is not None and stream.num_decoded < stream.num_written)
 
-    def take(self, num_known: Callable[[int], float] = lambda sequence_id: math.inf) -> list[tuple[int, bytes]]:
+    def pop_pcm(self, num_known: Callable[[int], float] = lambda sequence_id: math.inf) -> list[tuple[int, bytes]]:
         """Return the audio that is ready: s16le samples by sequence id, in order and without gaps within each stream.
 
         `num_known` returns how many of a sequence's frames have codes that the host has read. Audio for later frames is
@@ -225,7 +225,7 @@ class AudioStreams:
                 self._dispatch()
                 self._collect_call(self._calls.pop(0))
             self._decoder.write([stream.slot] * len(part), range(start, start + len(part)), torch.from_numpy(part))
-            stream.write(len(part))
+            stream.count_written(len(part))
 
     def _wants(self, sequence_id: int) -> bool:
         stream = self._streams.get(sequence_id)
@@ -247,7 +247,7 @@ class AudioStreams:
         audible = [not stream.is_recalling for stream in streams]
         decode_call = self._decoder.decode([stream.slot for stream in streams], num_frames)
         for stream in streams:
-            stream.enter_call(num_frames)
+            stream.count_called(num_frames)
         return _RunningCall(decode_call, streams, audible, num_frames)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
@@ -267,14 +267,14 @@ class AudioStreams:
             if audible:
                 self._deliver(stream, num_frames, pcm[: num_frames * (len(pcm) // call.num_frames)])
             else:
-                stream.recall(num_frames)
+                stream.count_recalled(num_frames)
             self._close_if_over(stream)
 
     def _deliver(self, stream: AudioStream, num_frames: int, pcm: Pcm) -> None:
         if not stream.listener.has_begun and first_sound(pcm, round(len(pcm) / (num_frames * self._frame_s))) is None:
-            stream.drop_quiet(num_frames)
+            stream.count_silent(num_frames)
         else:
-            stream.deliver(num_frames, time.monotonic())
+            stream.count_delivered(num_frames, time.monotonic())
         self._pcm.append((stream.sequence_id, pcm.tobytes(), stream.num_delivered))
 
     def _close_if_over(self, stream: AudioStream) -> None:

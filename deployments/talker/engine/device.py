@@ -15,7 +15,7 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.gpu.capability import capability_of
-from deployments.gpu.card import Card, half_precision, torch_cuda, why_not
+from deployments.gpu.card import Card, half_precision, torch_cuda, unsupported_reason
 from deployments.talker.state.kv_cache import CacheBounds, GpuMemory
 from deployments.weights.store import Report, cache_directory
 
@@ -44,9 +44,9 @@ class EngineDevice:
         dtype: torch.dtype = getattr(torch, half_precision(capability_of(self.device)) if self.on_gpu else "float32")
         return dtype
 
-    def turn(self, report: Report) -> AbstractContextManager[None]:
+    def startup_lock(self, report: Report) -> AbstractContextManager[None]:
         """Return a context in which no other engine starts on this GPU. Calls `report` if it has to wait."""
-        return turn_on_gpu(report) if self.on_gpu else nullcontext()
+        return gpu_startup_lock(report) if self.on_gpu else nullcontext()
 
     def begin(self) -> str | None:
         """Start using the device. Returns a message for the start-up log. Raises EngineError for an unsupported GPU."""
@@ -70,7 +70,7 @@ def cache_bounds(config: TalkerConfig, block_bytes: int, block_size: int) -> Cac
 
 
 @contextmanager
-def turn_on_gpu(report: Report) -> Iterator[None]:
+def gpu_startup_lock(report: Report) -> Iterator[None]:
     """Wait while another engine is starting on this GPU, so that no engine measures memory while another allocates it.
 
     The lock is released when the process exits.
@@ -91,7 +91,7 @@ def _check_card(device: torch.device) -> None:
     """Raise EngineError for an unsupported GPU. `talkray doctor` also checks the driver."""
     properties: Any = torch.cuda.get_device_properties(device)
     card = Card(properties.name, (properties.major, properties.minor), "", properties.total_memory, 0)
-    reason = why_not(card, torch_cuda())
+    reason = unsupported_reason(card, torch_cuda())
     if reason is not None:
         raise EngineError(reason)
 

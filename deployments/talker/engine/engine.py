@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from deployments.errors import TalkrayError
 from deployments.protocol import Codes, FrameChunk, ModelInfo, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine.intake import Intake, LengthLimits
+from deployments.talker.engine.input_processor import InputProcessor, LengthLimits
 from deployments.talker.engine.lanes import Lanes
-from deployments.talker.engine.outgoing import Outgoing
+from deployments.talker.engine.output_queue import OutputQueue
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.engine.step_maker import StepInFlight, StepMaker
+from deployments.talker.engine.step_executor import StepExecutor, StepInFlight
 from deployments.talker.runner.model_runner import ModelRunner, QueuedStep
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import PromptBuilder
@@ -39,8 +39,8 @@ class Engine:
         codec    |                     | first frames 1 | other frames 1 | ...
         host     | start 1 | wait      | collect 1: codes leave, ends are found | start 2 at `next_start_ns` | wait
 
-    `StepMaker.queue` queues both halves, so the device has work while the host collects. A GPU decodes a sequence's
-    first frames without waiting for the host. On a CPU, `StepMaker.queue` returns after the frames are computed, and
+    `StepExecutor.queue` queues both halves, so the device has work while the host collects. A GPU decodes a sequence's
+    first frames without waiting for the host. On a CPU, `StepExecutor.queue` returns after the frames are computed, and
     the step returns the frames. The runner defers `advance` to the next step, because no listener waits for it.
 
     `Lanes` runs sequences that arrive while a step runs on a GPU.
@@ -58,10 +58,12 @@ class Engine:
         self.info, self.model_config = info, prompts.config
         self.prompts, self.limits = prompts, limits
         self.runner, self.scheduler, self.audio = runner, scheduler, audio
-        self.outgoing = Outgoing(audio, info, on_gpu=runner.on_gpu)
-        self.intake = Intake(info, prompts, limits)
-        self.step_maker = StepMaker(scheduler, self.intake, self.outgoing, audio, eos=prompts.config.codes.eos)
-        self.lanes = Lanes(runner, scheduler, self.step_maker)
+        self.output_queue = OutputQueue(audio, info, on_gpu=runner.on_gpu)
+        self.input_processor = InputProcessor(info, prompts, limits)
+        self.step_executor = StepExecutor(
+            scheduler, self.input_processor, self.output_queue, audio, eos=prompts.config.codes.eos
+        )
+        self.lanes = Lanes(runner, scheduler, self.step_executor)
         self._step: StepInFlight | None = None  # the last queued step of the engine, excluding lanes
         self._advance_ns: dict[int, int] = {}  # mean duration of `advance`, by `_size` of the step
         self.num_steps = 0  # number of steps whose frames the host has read
@@ -73,7 +75,7 @@ class Engine:
         A request whose listener already has part of the audio is never rejected as Overloaded.
         """
         self.check_room(request)
-        sequence = self.intake.prepare(sequence_id, request)
+        sequence = self.input_processor.build_sequence(sequence_id, request)
         if sequence is not None:
             self._enqueue(sequence)
 
@@ -92,20 +94,20 @@ class Engine:
         self.runner.run_pending_advance()
         if self._needs_step and (batch := self.scheduler.schedule()) is not None:
             self.lanes.begin_step()
-            failed = self.step_maker.admit(batch.prefill, self.runner)
+            failed = self.step_executor.start_sequences(batch.prefill, self.runner)
             if decode := [sequence for sequence in batch.decode if sequence not in failed]:
-                self._step = self.step_maker.queue(decode, self.runner, after=self._step)
-        if (step := self._await_codes(meanwhile)) is not None:
-            self.step_maker.deliver(step, self._collect(step))
-            self.scheduler.retire(step.queued.sequences)
-        chunks = self.outgoing.take(self.scheduler.find)
+                self._step = self.step_executor.queue(decode, self.runner, after=self._step)
+        if (step := self._wait_for_codes(meanwhile)) is not None:
+            self.step_executor.deliver(step, self._collect(step))
+            self.scheduler.retire(step.runner_step.sequences)
+        chunks = self.output_queue.pop_chunks(self.scheduler.find)
         return StepOutput(tuple(chunks), self._abort_failed())
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing for a step to do."""
         works = self._is_running or not self.lanes.is_idle or self.runner.has_pending_advance
-        return self.scheduler.is_idle and self.outgoing.is_idle and not works
+        return self.scheduler.is_idle and self.output_queue.is_idle and not works
 
     @property
     def poll_timeout_s(self) -> float:
@@ -119,21 +121,21 @@ class Engine:
 
         A sequence starts once there is enough text for its prompt. Each subsequent frame needs one more token.
         """
-        begun = self.intake.sequence(sequence_id)
+        begun = self.input_processor.sequence(sequence_id)
         num_ids = 0 if begun is None else len(begun.prompt.trailing)
-        sequence = self.intake.append_text(sequence_id, text, is_last=is_last)
+        sequence = self.input_processor.append_text(sequence_id, text, is_last=is_last)
         if sequence is not None and begun is None:
             self._enqueue(sequence)
         elif sequence is not None and len(sequence.prompt.trailing) > num_ids:
-            self.lanes.await_sequence(sequence_id)
+            self.lanes.wait_for_lane(sequence_id)
             self.runner.extend_text(sequence, num_ids)
 
     def abort(self, sequence_id: int) -> None:
         """Stop a sequence and free its resources. Ignores a sequence that has ended."""
-        self.intake.close(sequence_id)
-        self.lanes.await_sequence(sequence_id)
+        self.input_processor.close(sequence_id)
+        self.lanes.wait_for_lane(sequence_id)
         self.scheduler.abort(sequence_id)
-        self.outgoing.close(sequence_id)
+        self.output_queue.close(sequence_id)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
         """Drop cached results for these stored voices. Returns the number of results dropped."""
@@ -147,8 +149,8 @@ class Engine:
 
     def _enqueue(self, sequence: Sequence) -> None:
         if sequence.num_frames >= sequence.limit.frames:
-            self.outgoing.open(sequence)  # the client may not yet have the audio for its last frames
-            self.outgoing.end(sequence, sequence.limit.reason)
+            self.output_queue.open(sequence)  # the client may not yet have the audio for its last frames
+            self.output_queue.end(sequence, sequence.limit.reason)
         else:
             self.scheduler.add(sequence)
 
@@ -162,7 +164,7 @@ class Engine:
         """Whether the last step has frames that the host has not yet read."""
         return self._step is not None and not self._step.is_collected
 
-    def _await_codes(self, meanwhile: Callable[[], None]) -> StepInFlight | None:
+    def _wait_for_codes(self, meanwhile: Callable[[], None]) -> StepInFlight | None:
         """Wait for the frames of the running step, and run the lanes meanwhile.
 
         Returns the step once it has frames. Returns None if no step is running, or if audio or lane frames come first.
@@ -171,7 +173,7 @@ class Engine:
         while True:
             self.lanes.start_step(beside=self._step)
             lane_has_frames = self.lanes.collect()
-            has_codes = self._step is not None and self._is_running and self._step.queued.has_codes
+            has_codes = self._step is not None and self._is_running and self._step.runner_step.has_codes
             if lane_has_frames or has_codes or not self._is_running or self.audio.has_audio:
                 break
             meanwhile()  # busy-wait, because waking up from a sleep would take longer
@@ -180,18 +182,18 @@ class Engine:
 
     def _collect(self, step: StepInFlight) -> Codes:
         """Return frames [sequences, groups] of the running step, and compute when to start the next step."""
-        frames = step.queued.result()
+        frames = step.runner_step.result()
         step.is_collected, self.num_steps = True, self.num_steps + 1
         if step.previous is not None:
             measured_ns, size = step.previous.advance_ns(), _size(step.previous)
             average_ns = self._advance_ns.get(size, measured_ns)
             self._advance_ns[size] = min(measured_ns, (7 * average_ns + measured_ns) // 8)  # lanes prolong `advance`
-        step.next_start_ns = time.perf_counter_ns() + self._advance_ns.get(_size(step.queued), 0) - _START_NS
+        step.next_start_ns = time.perf_counter_ns() + self._advance_ns.get(_size(step.runner_step), 0) - _START_NS
         return frames
 
     def _abort_failed(self) -> tuple[tuple[int, TalkrayError], ...]:
         """Stop the sequences that failed during this step and return their errors."""
-        failures = self.step_maker.take_failures()
+        failures = self.step_executor.take_failures()
         for sequence_id, _ in failures:
             self.abort(sequence_id)
         return failures

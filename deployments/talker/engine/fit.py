@@ -58,15 +58,15 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, make
     for length in (whole_gpu.max_model_len, *(each for each in _SHORTER if each < whole_gpu.max_model_len)):
         rows = whole_gpu.max_num_seqs
         while rows >= min(_LEAST_ROWS, whole_gpu.max_num_seqs):
-            tried = whole_gpu.model_copy(update={"max_num_seqs": rows, "max_model_len": length})
+            candidate = whole_gpu.model_copy(update={"max_num_seqs": rows, "max_model_len": length})
             with contextlib.suppress(EngineError):
-                usual = predict(directory, tried, total, free, makes_audio=makes_audio).usual
+                usual = predict(directory, candidate, total, free, makes_audio=makes_audio).usual
                 if usual >= most:
-                    most, chosen = usual, tried
+                    most, chosen = usual, candidate
             rows //= 2
         if chosen is not None:
             return chosen
-    predict(directory, tried, total, free, makes_audio=makes_audio)  # raises an error with the reason
+    predict(directory, candidate, total, free, makes_audio=makes_audio)  # raises an error with the reason
     raise AssertionError("the smallest settings fit, although none were selected")
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.engine.step_maker import StepInFlight, StepMaker
+from deployments.talker.engine.step_executor import StepExecutor, StepInFlight
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
 
@@ -27,9 +27,9 @@ class Lanes:
         talker   | predict 1  | advance 1    | predict 2 | advance 2 | predict 3, with the newcomer | ...
     """
 
-    def __init__(self, runner: ModelRunner, scheduler: Scheduler, step_maker: StepMaker) -> None:
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler, step_executor: StepExecutor) -> None:
         self.runners = build_lanes(runner)
-        self._scheduler, self._step_maker = scheduler, step_maker
+        self._scheduler, self._step_maker = scheduler, step_executor
         self._in_flight: list[StepInFlight] = []  # lane steps whose sequences have not yet joined the engine's step
         # A lane may only take rows and blocks that no step uses, because the last step may still be running. These are
         # the numbers that were free when the last step was scheduled, minus those that lanes have taken since.
@@ -54,12 +54,12 @@ class Lanes:
         lane = next((lane for lane in self.runners if lane not in busy), None)
         if lane is None:
             return
-        if sum(not sequence.is_background for sequence in beside.queued.sequences) > _MOST_BESIDE_LANE:
+        if sum(not sequence.is_background for sequence in beside.runner_step.sequences) > _MOST_BESIDE_LANE:
             return
         newcomers = self._take_newcomers(lane)
         if not newcomers:
             return
-        failed = self._step_maker.admit(newcomers, lane)
+        failed = self._step_maker.start_sequences(newcomers, lane)
         ready = [sequence for sequence in newcomers if sequence not in failed]
         if ready:
             self._in_flight.append(self._step_maker.queue(ready, lane, after=None))
@@ -71,12 +71,12 @@ class Lanes:
         """
         return any(self._collect(step) for step in [*self._in_flight])
 
-    def await_sequence(self, sequence_id: int) -> None:
+    def wait_for_lane(self, sequence_id: int) -> None:
         """If a lane is running this sequence, make later engine steps wait for that lane."""
         if any(sequence.id == sequence_id for sequence in self._scheduler.in_lanes):
-            self._await_all()
+            self._wait_for_lanes()
 
-    def _await_all(self) -> None:
+    def _wait_for_lanes(self) -> None:
         """Make later work on the engine's stream wait for all existing lane work."""
         for lane in self.runners:
             if lane.cuda_stream is not None:
@@ -98,20 +98,20 @@ class Lanes:
 
     def _collect(self, step: StepInFlight) -> bool:
         """Deliver a lane's frames, or join its sequences after `advance`. Returns whether frames were delivered."""
-        if not step.queued.has_codes:
+        if not step.runner_step.has_codes:
             return False
         if not step.is_collected:
             step.is_collected = True
-            self._step_maker.deliver(step, step.queued.result())
-            if any(sequence.finish_reason is not None for sequence in step.queued.sequences):
-                self._await_all()  # the lane may still read and write the rows that are being freed
-            self._scheduler.retire(step.queued.sequences)
+            self._step_maker.deliver(step, step.runner_step.result())
+            if any(sequence.finish_reason is not None for sequence in step.runner_step.sequences):
+                self._wait_for_lanes()  # the lane may still read and write the rows that are being freed
+            self._scheduler.retire(step.runner_step.sequences)
             return True
         step.runner.run_pending_advance()
-        if step.queued.is_over:
+        if step.runner_step.is_over:
             self._in_flight.remove(step)
-            self._step_maker.follow_text(step.queued)
-            self._scheduler.join(step.queued.sequences)
+            self._step_maker.follow_text(step.runner_step)
+            self._scheduler.join(step.runner_step.sequences)
         return False
 
 

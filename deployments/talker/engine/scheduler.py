@@ -125,7 +125,7 @@ class Scheduler:
         waiting = chain(self.waiting, self.waiting_background)
         return next((sequence for sequence in waiting if sequence.id == sequence_id), None)
 
-    def holds(self, sequence: Sequence) -> bool:
+    def has_row(self, sequence: Sequence) -> bool:
         """Return whether the sequence has a row and has not been aborted."""
         return self._with_row.get(sequence.id) is sequence
 
@@ -141,7 +141,7 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """Return the batch for the next step; None if there is nothing to do."""
-        preempted = self._grow_running()
+        preempted = self._allocate_running()
         admitted = [] if preempted else self._admit_waiting() or self._admit_background()
         due = self._pacing.due(self.running.values(), time.monotonic(), self._most_background())
         if not due and not admitted:
@@ -154,14 +154,14 @@ class Scheduler:
 
     def join(self, sequences: list[Sequence]) -> None:
         """Let a lane's sequences take part in the next step, unless they have been aborted."""
-        self.running.update({sequence.id: sequence for sequence in sequences if self.holds(sequence)})
+        self.running.update({sequence.id: sequence for sequence in sequences if self.has_row(sequence)})
 
     def retire(self, sequences: list[Sequence]) -> None:
         """Free the rows and blocks of a batch's finished sequences. Aborted sequences no longer have any."""
         now_s = time.monotonic()
         for sequence in sequences:
-            sequence.play(now_s)
-            if sequence.finish_reason is not None and self.holds(sequence):
+            sequence.update_listener(now_s)
+            if sequence.finish_reason is not None and self.has_row(sequence):
                 self._release(sequence)
                 self._finished.count(now_s)
 
@@ -172,7 +172,7 @@ class Scheduler:
         assert rows == list(range(self.max_num_seqs)), f"rows lost or held twice: {rows}"
         self.blocks.check_integrity()
 
-    def _grow_running(self) -> bool:
+    def _allocate_running(self) -> bool:
         """Allocate blocks for each running sequence's next position, and preempt sequences if none are free.
 
         Returns whether a sequence was preempted.
@@ -180,13 +180,13 @@ class Scheduler:
         preempted = False
         for sequence in list(self.running.values()):
             needed = sequence.num_positions + 1
-            if self.blocks.holds(sequence.id, needed):
+            if self.blocks.has_blocks(sequence.id, needed):
                 continue
-            while sequence.id in self.running and not self.blocks.can_hold(sequence.id, needed):
+            while sequence.id in self.running and not self.blocks.can_allocate(sequence.id, needed):
                 self._preempt(next(reversed((self._running_background or self.running).values())))
                 preempted = True
             if sequence.id in self.running:
-                self.blocks.grow(sequence.id, needed)
+                self.blocks.allocate(sequence.id, needed)
         return preempted
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -233,7 +233,7 @@ class Scheduler:
     def _give_row(self, sequence: Sequence) -> None:
         (self.waiting_background if sequence.is_background else self.waiting).remove(sequence)
         self._with_row[sequence.id] = sequence
-        self.blocks.grow(sequence.id, sequence.num_positions + 1)
+        self.blocks.allocate(sequence.id, sequence.num_positions + 1)
         sequence.row = self._free_rows.popleft()
 
     def _make_room(self, sequence: Sequence) -> bool:
@@ -250,7 +250,7 @@ class Scheduler:
         return True
 
     def _fits(self, sequence: Sequence) -> bool:
-        return bool(self._free_rows) and self.blocks.can_hold(sequence.id, sequence.num_positions + 1)
+        return bool(self._free_rows) and self.blocks.can_allocate(sequence.id, sequence.num_positions + 1)
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.row is not None

@@ -14,14 +14,14 @@ import torch
 
 from deployments.codec.backends.registry import choose_decoders
 from deployments.codec.codec_config import SpeechTokenizerConfig
-from deployments.codec.slots import Prepare
+from deployments.codec.slots import Precompile
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import Reference, Sampling, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.device import EngineDevice, cache_bounds
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.intake import LengthLimits
+from deployments.talker.engine.input_processor import LengthLimits
 from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.model_config import ModelConfig
@@ -32,7 +32,7 @@ from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCa
 from deployments.talker.text.prompt import PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
-from deployments.weights.description import described
+from deployments.weights.description import describe_directory
 from deployments.weights.store import Report
 
 if TYPE_CHECKING:
@@ -90,14 +90,14 @@ def throttled(stage: str, report: Report) -> Callable[[int, int], None]:
     return progress
 
 
-def prepare_nothing(work: Callable[[], None]) -> None:
+def precompile_nothing(work: Callable[[], None]) -> None:
     """Do nothing. Each kernel is instead compiled when it is first launched."""
 
 
 def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
     """Load, compile, capture and warm up an engine. Engines on the same GPU start one at a time."""
     chosen = EngineDevice(config)
-    with chosen.turn(clock.report):
+    with chosen.startup_lock(clock.report):
         with clock.phase("starting the device"):
             where = chosen.begin()
         if where is not None:
@@ -120,17 +120,17 @@ def build_engine(
     torch.set_num_threads(config.threads)
     clock, chosen = clock or StartClock(), on or EngineDevice(config)
     model_config, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
-    info = described(directory, directory.name, config, on_gpu=chosen.on_gpu)
+    info = describe_directory(directory, directory.name, config, on_gpu=chosen.on_gpu)
     if config.max_model_len > (most := model_config.max_position_embeddings):
         raise EngineError(f"talker.max_model_len is {config.max_model_len}, but {directory} has {most} positions")
     kind = choose_networks(config.kernels, model_config, dtype=chosen.dtype, device=chosen.device)
-    ahead: AbstractContextManager[Prepare] = nullcontext(prepare_nothing)
+    ahead: AbstractContextManager[Precompile] = nullcontext(precompile_nothing)
     if compiles_ahead and kind == "fused":
         facts = _facts(directory, config, makes_audio=makes_audio)
         progress = throttled("compiling kernels", clock.report)
         ahead = resolve_name(_COMPILING_AHEAD)(facts, clock.phase, progress)
     device, dtype, size = chosen.device, chosen.dtype, chosen.block_size
-    with ahead as prepare:
+    with ahead as precompile:
         memory = chosen.memory()
         with clock.phase("loading the talker"):
             talker = load_talker(directory, model_config, dtype=dtype, device=device)
@@ -149,13 +149,13 @@ def build_engine(
             prompts = PromptBuilder(tables, tokenizer, speaker_encoder, recordings, follows_instructions=follows)
         # A stream keeps its slot until its audio is complete, even if another stream already has its row.
         num_slots = 2 * config.max_num_seqs
-        audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
+        audio = _load_audio(directory, num_slots, device, clock, precompile, makes_audio=makes_audio)
         blocks = BlockManager(_num_blocks(config, model_config, dtype, size, memory), size)
         cache = KVCache(model_config.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
         shape = RunnerShape(config.max_num_seqs, config.max_model_len, kind, config.deterministic, config.attention)
         with clock.phase("packing weights"):
             runner = build_runner(tables, cache, blocks, shape)
-        prepare(runner.rehearse)
+        precompile(runner.run_all_shapes)
     scheduler = Scheduler(
         blocks,
         max_num_seqs=config.max_num_seqs,
@@ -179,11 +179,11 @@ def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: boo
         with clock.phase("capturing GPU work"):
             capture([engine.runner, *engine.lanes.runners], throttled("capturing GPU work", clock.report))
     with clock.phase("speaking a warm-up"):
-        _speak(engine, on_gpu=on_gpu, gpu_frames=2 if on_gpu and makes_audio else 0)
+        _run_warm_up_request(engine, on_gpu=on_gpu, gpu_frames=2 if on_gpu and makes_audio else 0)
     torch.cuda.empty_cache()  # releases memory used by the warm-up runs before each capture
 
 
-def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
+def _run_warm_up_request(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
     """Synthesize a short utterance, with audio on a GPU, and with a cloned voice if the model clones."""
     voice = next(iter(engine.model_config.speakers), None)
     options = Sampling(max_new_tokens=3)
@@ -231,7 +231,13 @@ def _recording_encoder(
 
 
 def _load_audio(
-    directory: Path, num_slots: int, device: torch.device, clock: StartClock, prepare: Prepare, *, makes_audio: bool
+    directory: Path,
+    num_slots: int,
+    device: torch.device,
+    clock: StartClock,
+    precompile: Precompile,
+    *,
+    makes_audio: bool,
 ) -> AudioStreams:
     """Load the decoder on the talker's device.
 
@@ -241,7 +247,7 @@ def _load_audio(
     codec = SpeechTokenizerConfig.load(folder)
     chosen = choose_decoders(codec, device)
     load = partial(
-        chosen.slots.load, folder, chosen.backend, num_slots=num_slots, device=device, prepare=prepare,
+        chosen.slots.load, folder, chosen.backend, num_slots=num_slots, device=device, precompile=precompile,
         report=clock.report,
     )  # fmt: skip
     if device.type == "cpu" or not makes_audio:

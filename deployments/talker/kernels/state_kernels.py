@@ -17,7 +17,7 @@ _FILTERS, _NUM_OPTIONS = tl.constexpr(Columns.FILTERS), tl.constexpr(2 * len(OPT
 
 @triton.jit
 def _gather(
-    rows, packed, hidden, seeds, frames, penalty, ignore_eos, filters, out, sound, packed_width,
+    rows, packed, hidden, seeds, frames, penalty, ignore_eos, filters, out, is_finite, packed_width,
     width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0)
@@ -35,14 +35,14 @@ def _gather(
     values = tl.load(hidden + row * width + column, mask=real, other=0.0)
     tl.store(out + index.to(tl.int64) * width + column, values, mask=real)
     finite = tl.abs(values.to(tl.float32)) < float("inf")  # false for NaN too
-    tl.store(sound + index, tl.min(finite.to(tl.int32), axis=0).to(tl.int8))
+    tl.store(is_finite + index, tl.min(finite.to(tl.int32), axis=0).to(tl.int8))
 
 
 @triton.jit
-def _deliver(codes, sound, out, not_finite, groups: tl.constexpr, block: tl.constexpr):
+def _deliver(codes, is_finite, out, not_finite, groups: tl.constexpr, block: tl.constexpr):
     index, group = tl.program_id(0), tl.arange(0, block)
     frame = tl.load(codes + index * groups + group, mask=group < groups, other=0)
-    frame = tl.where(tl.load(sound + index) != 0, frame, not_finite)
+    frame = tl.where(tl.load(is_finite + index) != 0, frame, not_finite)
     tl.store(out + index * groups + group, frame.to(out.dtype.element_ty), mask=group < groups)
 
 
@@ -87,7 +87,7 @@ def _settle(rows, packed, hidden, out, packed_width, scratch_row, width: tl.cons
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class SamplingInputs:
     """State that a batch's rows need for the first half of a step, by batch index."""
 
     hidden: Tensor  # [batch, hidden]
@@ -95,7 +95,7 @@ class Gathered:
     frames: Tensor  # [batch] int64
     penalty: Tensor  # [batch, 1] float32
     ignore_eos: Tensor  # [batch] bool
-    sound: Tensor  # [batch, 1] bool: whether the hidden state is finite
+    is_finite: Tensor  # [batch, 1] bool: whether the hidden state is finite
     talker_options: BatchOptions
     predictor_options: BatchOptions
 
@@ -111,39 +111,39 @@ class StateKernels:
         self._inputs = torch.zeros_like(self._hidden)
         self._seeds, self._frames, self._slot_mapping = torch.zeros((3, num_rows), dtype=torch.long, device=device)
         self._penalty = torch.ones((num_rows, 1), dtype=torch.float32, device=device)
-        self._ignore_eos, self._sound = torch.zeros((2, num_rows), dtype=torch.bool, device=device)
+        self._ignore_eos, self._is_finite = torch.zeros((2, num_rows), dtype=torch.bool, device=device)
         self._options = torch.zeros((num_rows, 2, len(OPTION_COLUMNS)), dtype=torch.int32, device=device)
         self._positions, self._lengths = torch.zeros((2, num_rows), dtype=torch.int32, device=device)
         self._tables = torch.zeros((num_rows, state.size.blocks), dtype=torch.int32, device=device)
 
-    def gather(self, rows: Tensor) -> Gathered:
+    def gather(self, rows: Tensor) -> SamplingInputs:
         """Return the state that sampling needs for rows [batch] int64."""
         state, count = self.state, len(rows)
         width = state.hidden.shape[1]
         _gather[(count,)](
             rows, state.packed, state.hidden, self._seeds, self._frames, self._penalty,
-            self._ignore_eos.view(torch.int8), self._options, self._hidden, self._sound.view(torch.int8),
+            self._ignore_eos.view(torch.int8), self._options, self._hidden, self._is_finite.view(torch.int8),
             state.packed.stride(0), width=width, block=triton.next_power_of_2(width),
         )  # fmt: skip
-        return Gathered(
+        return SamplingInputs(
             self._hidden[:count],
             self._seeds[:count],
             self._frames[:count],
             self._penalty[:count],
             self._ignore_eos[:count],
-            self._sound[:count, None],
+            self._is_finite[:count, None],
             BatchOptions(self._options[:count, 0], WIDE),
             BatchOptions(self._options[:count, 1], WIDE),
         )
 
-    def deliver(self, codes: Tensor, sound: Tensor, out: Tensor, *, not_finite: int) -> None:
-        """Copy codes [batch, groups] to the first rows of `out`, or `not_finite` for rows that are not `sound`."""
+    def store_codes(self, codes: Tensor, is_finite: Tensor, out: Tensor, *, not_finite: int) -> None:
+        """Copy codes [batch, groups] to the first rows of `out`, or `not_finite` for rows that are not `is_finite`."""
         count, groups = codes.shape
         _deliver[(count,)](
-            codes, sound.view(torch.int8), out, not_finite, groups=groups, block=triton.next_power_of_2(groups)
+            codes, is_finite.view(torch.int8), out, not_finite, groups=groups, block=triton.next_power_of_2(groups)
         )
 
-    def feed(self, rows: Tensor, sums: Tensor) -> tuple[Tensor, Context]:
+    def talker_inputs(self, rows: Tensor, sums: Tensor) -> tuple[Tensor, Context]:
         """Return the talker's next input rows from embedding sums [batch, hidden], and their positions."""
         state, count = self.state, len(rows)
         width, blocks = sums.shape[1], state.size.blocks
@@ -156,7 +156,7 @@ class StateKernels:
         places = (self._positions, self._slot_mapping, self._tables, self._lengths)
         return self._inputs[:count], Context(*(each[:count] for each in places))
 
-    def settle(self, rows: Tensor, hidden: Tensor) -> None:
+    def store_hidden(self, rows: Tensor, hidden: Tensor) -> None:
         """Store the talker's output [batch, hidden] as the hidden state of `rows`, and count a frame for each."""
         state, width = self.state, hidden.shape[1]
         _settle[(len(rows),)](

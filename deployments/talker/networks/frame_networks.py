@@ -62,7 +62,7 @@ class FrameNetworks(ABC):
         like = self.state.hidden
         # Results of `predict` by batch index. Other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((num_rows, self.config.num_code_groups), dtype=torch.int16, device=like.device)
-        self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # input to `feed_given` by batch index
+        self.forced_codes = torch.zeros_like(self.codes, dtype=torch.int32)  # input to `feed_forced` by batch index
         # Results of the last `advance` by batch index: the sum of the alignment head's attention on text positions,
         # and the attention-weighted sum of these positions. Both are zero without an alignment head.
         self.readings = torch.zeros((num_rows, 2), dtype=torch.float32, device=like.device)
@@ -81,9 +81,9 @@ class FrameNetworks(ABC):
     def advance(self, rows: Tensor, *, length: int) -> None:
         """Run the talker's step after `predict`. All positions must be below `length`."""
 
-    def feed_given(self, rows: Tensor) -> None:
-        """Take the next frames for state rows [rows] from `given` instead of sampling them with `predict`."""
-        self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
+    def feed_forced(self, rows: Tensor) -> None:
+        """Take the next frames for state rows [rows] from `forced_codes` instead of sampling them with `predict`."""
+        self._embeds[: len(rows)] = self._embed(self.forced_codes[: len(rows)].long())
 
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
         """Run positions of prompts, and store the hidden state of each sequence's last position.

@@ -12,14 +12,14 @@ from deployments.gpu.launch import is_hopper
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul
 from deployments.talker.kernels.paged_attention import PromptAttention, choose_attention
 from deployments.talker.kernels.readings import AlignmentReader
-from deployments.talker.kernels.state_kernels import Gathered, StateKernels
+from deployments.talker.kernels.state_kernels import SamplingInputs, StateKernels
 from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks, NetworkKind
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack, fold_norm
 from deployments.talker.networks.plain_networks import run_together
-from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.sampling.torch_sampler import NoiseKey
 from deployments.talker.sampling.triton_sampler import (
     Embeddings,
     FirstCodeRules,
@@ -80,12 +80,12 @@ class FusedPredictor:
         """Embedding sums of the last `predict_frame`, [max rows, talker hidden]."""
         return self._outputs.total
 
-    def predict_frame(self, hidden: Tensor, code0: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
+    def predict_frame(self, hidden: Tensor, code0: Tensor, options: BatchOptions, noise_key: NoiseKey) -> Tensor:
         """Run `CodePredictor.forward` in kernels. Returns codes [rows, groups], and stores embedding sums in `totals`.
 
-        `hidden` [rows, talker hidden] is the output of the final norm. `draw.codebook` is ignored. Kernels read seeds
-        and frame numbers before earlier kernels of the chain have finished, so these kernels must not write them. The
-        result is valid until the next call.
+        `hidden` [rows, talker hidden] is the output of the final norm. `noise_key.codebook` is ignored. Kernels read
+        seeds and frame numbers before earlier kernels of the chain have finished, so these kernels must not write them.
+        The result is valid until the next call.
         """
         num_rows = len(code0)
         outputs = FrameOutputs(
@@ -97,7 +97,7 @@ class FusedPredictor:
             if group > 1:
                 state = self.stack.codebook_step(inputs, group, self.cache)
             logits = self._head(state, group)
-            group_draw = Draw(draw.seeds, draw.frames, group)
+            group_draw = NoiseKey(noise_key.seeds, noise_key.frames, group)
             sample_code(logits, options, group_draw, self.tables[group], inputs, outputs, pdl=self.pdl)
         return outputs.codes
 
@@ -163,15 +163,15 @@ class FusedNetworks(FrameNetworks):
 
     def predict(self, rows: Tensor, breadth: Breadth) -> None:  # one kernel supports all breadths
         gathered = self.kernels.gather(rows)
-        draw = Draw(gathered.seeds, gathered.frames, 0)
-        code0 = self._first_codes(rows, gathered, draw)
-        codes = self.predictor.predict_frame(gathered.hidden, code0, gathered.predictor_options, draw)
-        self.kernels.deliver(codes, gathered.sound, self.codes, not_finite=NOT_FINITE)
+        noise_key = NoiseKey(gathered.seeds, gathered.frames, 0)
+        code0 = self._first_codes(rows, gathered, noise_key)
+        codes = self.predictor.predict_frame(gathered.hidden, code0, gathered.predictor_options, noise_key)
+        self.kernels.store_codes(codes, gathered.is_finite, self.codes, not_finite=NOT_FINITE)
 
     def advance(self, rows: Tensor, *, length: int) -> None:
-        inputs, context = self.kernels.feed(rows, self._embeds[: len(rows)])
+        inputs, context = self.kernels.talker_inputs(rows, self._embeds[: len(rows)])
         hidden = self.stack.talker_step(inputs, context, self.cache, self.attention, self._alignment_reader(rows))
-        self.kernels.settle(rows, hidden)
+        self.kernels.store_hidden(rows, hidden)
 
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
         if length:
@@ -190,7 +190,7 @@ class FusedNetworks(FrameNetworks):
             return None
         return AlignmentReader(*followed, self.stack.heads, self.state, rows, self.readings[: len(rows)], self.pdl)
 
-    def _first_codes(self, rows: Tensor, gathered: Gathered, draw: Draw) -> Tensor:
+    def _first_codes(self, rows: Tensor, gathered: SamplingInputs, noise_key: NoiseKey) -> Tensor:
         rules = FirstCodeRules(
             state_rows=rows,
             seen=self.state.seen,
@@ -202,7 +202,7 @@ class FusedNetworks(FrameNetworks):
         )
         logits = self._first_logits(gathered.hidden)
         code0 = self._code0[: len(rows)]
-        sample_first_code(logits, gathered.talker_options, draw, rules, code0, pdl=self.pdl)
+        sample_first_code(logits, gathered.talker_options, noise_key, rules, code0, pdl=self.pdl)
         return code0
 
     def _first_logits(self, hidden: Tensor) -> Tensor:

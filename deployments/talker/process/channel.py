@@ -48,7 +48,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Request to drop data for deleted voices. See `ByRecording.forget`."""
+    """Request to drop data for deleted voices. See `RecordingCache.forget`."""
 
     voices: tuple[bytes, ...]
 
@@ -90,7 +90,7 @@ class Produced:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class Heartbeat:
     """Heartbeat of the engine process, also sent during long steps."""
 
 
@@ -110,10 +110,10 @@ class HasForgotten:
 
 
 Command = Submit | Append | Abort | Forget
-Report = Loading | Ready | Produced | Alive | RequestFailed | HasForgotten
+EngineEvent = Loading | Ready | Produced | Heartbeat | RequestFailed | HasForgotten
 
 
-def encode(message: Command | Report) -> bytes:
+def encode(message: Command | EngineEvent) -> bytes:
     """Serialize a message with a length prefix. Pickle is safe, because both ends run the same code on one machine."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
@@ -125,7 +125,7 @@ class Unpacker:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[Command | Report]:
+    def feed(self, data: bytes) -> list[Command | EngineEvent]:
         self._buffer += data
         messages = []
         while (message := self._next_message()) is not None:
@@ -137,13 +137,13 @@ class Unpacker:
         """Whether part of a message has arrived."""
         return bool(self._buffer)
 
-    def _next_message(self) -> Command | Report | None:
+    def _next_message(self) -> Command | EngineEvent | None:
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             return None
-        message: Command | Report = pickle.loads(bytes(self._buffer[_LENGTH.size : end]))
+        message: Command | EngineEvent = pickle.loads(bytes(self._buffer[_LENGTH.size : end]))
         del self._buffer[:end]
         return message

@@ -66,7 +66,7 @@ class EngineClient:
         self.load = channel.EngineLoad()  # load after the last step
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
-            self.info = self._await_ready()
+            self.info = self._wait_until_ready()
             failed.pop_all()
 
     @property
@@ -74,13 +74,13 @@ class EngineClient:
         """Whether the engine process is running and has reported recently."""
         return self._process.poll() is None and (self._reading is None or not self._reading.done())
 
-    async def submit(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def stream_frames(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         """Yield frames as the engine makes them. Closing the generator aborts the request.
 
         Frames that arrive together form one chunk. A background request combines at least _BACKGROUND_FRAMES of them.
         Raises InvalidRequest or Overloaded before the first frame, and TalkerLost if the engine process dies.
         """
-        await self.attach()
+        await self.connect()
         sequence_id = next(self._sequence_ids)
         queue = self._streams[sequence_id] = asyncio.Queue()
         if self._keep_alive_s is not None:
@@ -120,7 +120,7 @@ class EngineClient:
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
         """Drop the engine's results for `voices`. Returns the number of results dropped. Raises TalkerLost."""
-        await self.attach()
+        await self.connect()
         if self._keep_alive_s is not None:
             await asyncio.shield(self._wake())
         forgotten: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -141,7 +141,7 @@ class EngineClient:
             self._process.kill()
             self._process.wait()
 
-    def _await_ready(self) -> ModelInfo:
+    def _wait_until_ready(self) -> ModelInfo:
         while data := self._socket.recv(_RECEIVE_BYTES):
             for report in self._unpacker.feed(data):
                 if isinstance(report, channel.Ready):
@@ -152,7 +152,7 @@ class EngineClient:
                     raise report.error
         raise TalkerLost(f"the engine process exited with code {self._process.wait()} during its start; see its output")
 
-    async def attach(self) -> None:
+    async def connect(self) -> None:
         """Connect the socket to the event loop on the first call, because the constructor has no running loop.
 
         Raises TalkerLost if the engine process has died.
@@ -226,7 +226,7 @@ class EngineClient:
                 while data := await reader.read(_RECEIVE_BYTES):
                     self._reported_s = time.monotonic()
                     for report in self._unpacker.feed(data):
-                        self._deliver(report)
+                        self._handle_event(report)
         finally:
             for queue in self._streams.values():
                 queue.put_nowait(self._lost())
@@ -235,13 +235,13 @@ class EngineClient:
                     forgotten.set_exception(self._lost())
             writer.close()  # while its event loop is still running
 
-    def _deliver(self, report: channel.Command | channel.Report) -> None:
+    def _handle_event(self, report: channel.Command | channel.EngineEvent) -> None:
         if isinstance(report, channel.Produced):
             before, self.load = self.load, report.load
             load = self.load
-            metrics.talker_step(report.step_s, len(report.chunks), load.kv_used_ratio, waiting=load.num_waiting)
-            metrics.references("speaker", self.load.speakers)
-            metrics.references("codes", self.load.references)
+            metrics.record_talker_step(report.step_s, len(report.chunks), load.kv_used_ratio, waiting=load.num_waiting)
+            metrics.record_recording_lookups("speaker", self.load.speakers)
+            metrics.record_recording_lookups("codes", self.load.references)
             metrics.REPAIRS.record(self.load.repaired - before.repaired, pool="talker")
             for sequence_id, chunk in report.chunks:
                 if sequence_id in self._streams:

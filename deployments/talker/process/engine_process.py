@@ -105,7 +105,7 @@ class FirstAudioMarks:
     def __init__(self) -> None:
         self._requests: dict[int, _MarkedRequest] = {}
 
-    def begin(self, sequence_id: int, request: SynthesisRequest, *, arrival: Mark) -> None:
+    def track(self, sequence_id: int, request: SynthesisRequest, *, arrival: Mark) -> None:
         """Track a request with marks whose prompt is built. `arrival` is the mark "to-engine", unless it exists."""
         if request.marks:
             marks = [*request.marks] if request.marks[-1][0] == arrival[0] else [*request.marks, arrival]
@@ -113,7 +113,7 @@ class FirstAudioMarks:
             marked.add("prompt")
             self._requests[sequence_id] = marked
 
-    def follow(self, chunks: tuple[tuple[int, FrameChunk], ...]) -> tuple[tuple[int, FrameChunk], ...]:
+    def mark_first_audio(self, chunks: tuple[tuple[int, FrameChunk], ...]) -> tuple[tuple[int, FrameChunk], ...]:
         """Return `chunks` with marks added to the first audio of each tracked request."""
         if not self._requests:
             return chunks
@@ -178,9 +178,9 @@ class InputPreparation:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def due(self, commands: list[channel.Command]) -> list[channel.Command]:
+    def ready_commands(self, commands: list[channel.Command]) -> list[channel.Command]:
         """Return the commands that can run now, in order within each sequence."""
-        due = list[channel.Command]()
+        ready_commands = list[channel.Command]()
         for command in commands:
             sequence_id = None if isinstance(command, channel.Forget) else command.sequence_id
             if sequence_id in self._waiting:
@@ -188,15 +188,15 @@ class InputPreparation:
             elif isinstance(command, channel.Submit) and (prepared := self._begin(command)) is not None:
                 self._waiting[command.sequence_id] = prepared
             else:
-                due.append(command)
+                ready_commands.append(command)
         for sequence_id, prepared in list(self._waiting.items()):
             aborted = [command for command in prepared.commands if isinstance(command, channel.Abort)]
             if aborted or prepared.is_done:
-                due += aborted or self._end(prepared)
+                ready_commands += aborted or self._end(prepared)
                 if prepared.tokenized is not None:
                     prepared.tokenized.cancel()
                 del self._waiting[sequence_id]
-        return due
+        return ready_commands
 
     def _begin(self, command: channel.Submit) -> _Prepared | None:
         """Start preparing a request's inputs. Returns None if no preparation is needed, or if the request is invalid.
@@ -204,7 +204,7 @@ class InputPreparation:
         In the latter case, `Engine.add` raises the error again.
         """
         request, engine = command.request, self._engine
-        texts = engine.intake.long_texts(request)
+        texts = engine.input_processor.long_texts(request)
         try:
             engine.check_room(request)
             encoding = engine.prompts.start_encoding(request)
@@ -256,7 +256,7 @@ class EngineProcess:
             raise
         self._send(channel.Ready(info))
         self._preparation = InputPreparation(engine)
-        watchdog = Watchdog(engine.runner.device.type, self._say_alive, give_up=os._exit)
+        watchdog = Watchdog(engine.runner.device.type, self._send_heartbeat, give_up=os._exit)
         with watchdog.running():
             while True:
                 self._serve_once(engine, watchdog)
@@ -269,7 +269,7 @@ class EngineProcess:
             self._execute_all(engine, commands, watchdog)
             began_s = time.perf_counter()
             output = engine.step(meanwhile=lambda: self._execute_all(engine, self._receive(timeout_s=0), watchdog))
-            chunks = self.first_audio_marks.follow(output.chunks)
+            chunks = self.first_audio_marks.mark_first_audio(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
         if chunks or was_idle or engine.is_idle:  # the last report before idling shows an empty batch
             self._send(channel.Produced(chunks, step_s, take_load(engine)))
@@ -280,7 +280,7 @@ class EngineProcess:
 
     def _execute_all(self, engine: Engine, commands: list[channel.Command], watchdog: Watchdog) -> None:
         """Run commands, each with its own time limit, because several recordings may exceed the limit of a step."""
-        for command in self._preparation.due(commands):
+        for command in self._preparation.ready_commands(commands):
             with watchdog.step():
                 self._execute(engine, command)
 
@@ -297,7 +297,7 @@ class EngineProcess:
             if isinstance(command, channel.Submit):
                 arrival = _arrival()
                 engine.add(sequence_id, command.request)
-                self.first_audio_marks.begin(sequence_id, command.request, arrival=arrival)
+                self.first_audio_marks.track(sequence_id, command.request, arrival=arrival)
             elif isinstance(command, channel.Append):
                 engine.append_text(sequence_id, command.text, is_last=command.is_last)
             else:
@@ -327,9 +327,9 @@ class EngineProcess:
 
         A recording takes several reads, and the engine would otherwise run a step between two of them.
         """
-        messages: list[channel.Command | channel.Report] = []
+        messages: list[channel.Command | channel.EngineEvent] = []
         until_s = math.inf
-        while self._await_data(timeout_s):
+        while self._wait_for_data(timeout_s):
             data = self.connection.recv(_RECEIVE_BYTES)
             if not data:
                 raise ConnectionResetError("the replica has closed the socket")
@@ -341,7 +341,7 @@ class EngineProcess:
                 break
         return [command for command in messages if isinstance(command, channel.Command)]
 
-    def _await_data(self, timeout_s: float | None) -> bool:
+    def _wait_for_data(self, timeout_s: float | None) -> bool:
         """Wait for data while sending unsent data. Returns whether data is available."""
         while True:
             waiting = [self.connection] if self._unsent else []
@@ -352,11 +352,11 @@ class EngineProcess:
             if readable or not writable or timeout_s is not None:
                 return bool(readable)
 
-    def _say_alive(self) -> None:
+    def _send_heartbeat(self) -> None:
         with contextlib.suppress(ConnectionError):  # the engine's thread detects a closed socket itself
-            self._send(channel.Alive())
+            self._send(channel.Heartbeat())
 
-    def _send(self, report: channel.Report) -> None:
+    def _send(self, report: channel.EngineEvent) -> None:
         """Send a report without blocking. Whatever does not fit in the socket is sent later."""
         with self._sending:
             self._unsent += channel.encode(report)

@@ -39,7 +39,7 @@ class BatchMode:
     one_size: bool = False  # each step has max_num_seqs rows
     fixed_shapes: bool = False  # passes have fixed sizes and contexts have maximum length, as CUDA graphs require
     shares_passes: bool = False  # prompts of several sequences run in one pass
-    retraces: bool = False  # a resumed sequence's frames run step by step, because a prefill rounds differently
+    teacher_forces: bool = False  # a resumed sequence's frames run step by step, because a prefill rounds differently
 
 
 BUCKETS = BatchMode(fixed_shapes=True, shares_passes=True)
@@ -50,7 +50,7 @@ _MODES: dict[NetworkKind, BatchMode] = {
     "fused": BUCKETS,
 }
 # Replaces BUCKETS if `deterministic` is set, which makes codes independent of concurrent sequences.
-DETERMINISTIC = BatchMode(one_size=True, fixed_shapes=True, retraces=True)
+DETERMINISTIC = BatchMode(one_size=True, fixed_shapes=True, teacher_forces=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class ModelRunner:
         self._writer = RowWriter(self.state)
         self.on_gpu = self.device.type != "cpu"
         self.mode = mode = shape.mode
-        self._given = Staging(networks.given.numel(), device=self.device) if mode.retraces else None
+        self._given = Staging(networks.forced_codes.numel(), device=self.device) if mode.teacher_forces else None
         self.buckets, sizes = shape.sizes(most_positions=most_positions)
         self.most_positions = sizes[-1]
         self.graphs, scratch_row = Graphs(cuda_stream), self.state.scratch_row
@@ -174,16 +174,16 @@ class ModelRunner:
         self.run_pending_advance()
         if sequences:
             self._batch = None
-        retraces, limit = self.mode.retraces, self.most_positions
-        sized = [(sequence, (sequence.prompt if retraces else sequence).num_positions) for sequence in sequences]
+        teacher_forces, limit = self.mode.teacher_forces, self.most_positions
+        sized = [(sequence, (sequence.prompt if teacher_forces else sequence).num_positions) for sequence in sequences]
         with self.on_stream():
             for sequence in sequences:
-                num_frames = 0 if retraces else sequence.num_frames
-                self._writer.admit(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
+                num_frames = 0 if teacher_forces else sequence.num_frames
+                self._writer.write_row(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
             for parts in pack(sized, num_positions=limit, together=limit if self.mode.shares_passes else 0):
                 self._run_prefill(parts)
-            if retraces:
-                self._retrace(sequences)
+            if teacher_forces:
+                self._teacher_force(sequences)
 
     @torch.inference_mode()
     def queue_step(self, sequences: list[Sequence], on_codes: Callable[[Tensor], None] | None = None) -> QueuedStep:
@@ -245,7 +245,7 @@ class ModelRunner:
         return torch.cuda.stream(self.cuda_stream)
 
     @torch.inference_mode()
-    def rehearse(self) -> None:
+    def run_all_shapes(self) -> None:
         """Run everything that `capture` captures once, without capturing it."""
         for _, work in self.shapes():
             work()
@@ -309,7 +309,7 @@ class ModelRunner:
         key: Hashable = ("prefill", inputs.num_positions, length)
         self.graphs.run(key, lambda: self.networks.prefill(inputs.tensors, length=length))
 
-    def _retrace(self, sequences: list[Sequence]) -> None:
+    def _teacher_force(self, sequences: list[Sequence]) -> None:
         """Process the frames that sequences already have, one step at a time.
 
         A prefill would sum in a different order from the steps that made the frames, and therefore round differently.
@@ -318,15 +318,15 @@ class ModelRunner:
             going = [sequence for sequence in sequences if number < sequence.num_frames]
             batch = self._as_batch(going)
             self._send_frames([sequence.frames[number] for sequence in going])
-            self.graphs.run(("feed_given", len(batch.rows)), partial(self.networks.feed_given, batch.rows))
+            self.graphs.run(("feed_given", len(batch.rows)), partial(self.networks.feed_forced, batch.rows))
             self._advance(batch, length=self._length(0))
 
     def _send_frames(self, frames: list[Frame]) -> None:
         assert self._given is not None
-        given = self.networks.given
+        forced_codes = self.networks.forced_codes
         staged = self._given.next_row()
-        staged.values.reshape(given.shape)[: len(frames)] = frames
-        given.copy_(staged.tensor.view(given.shape), non_blocking=True)
+        staged.values.reshape(forced_codes.shape)[: len(frames)] = frames
+        forced_codes.copy_(staged.tensor.view(forced_codes.shape), non_blocking=True)
 
     def shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
         """Yield each shape of a step or prefill on a GPU, along with the work to run."""
@@ -338,8 +338,8 @@ class ModelRunner:
             for breadth in reversed(self.networks.breadths):
                 yield ("predict", bucket, breadth), partial(self.networks.predict, rows, breadth)
             yield ("advance", bucket), partial(self.networks.advance, rows, length=most)
-            if self.mode.retraces:
-                yield ("feed_given", bucket), partial(self.networks.feed_given, rows)
+            if self.mode.teacher_forces:
+                yield ("feed_given", bucket), partial(self.networks.feed_forced, rows)
         for inputs in reversed(self._prefills):
             inputs.fill([])
             for length in {0, most if inputs.num_positions == MAX_PASS_POSITIONS else 0}:

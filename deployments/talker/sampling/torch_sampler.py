@@ -28,7 +28,7 @@ _ROUNDS, _MULTIPLIERS, _KEY_STEPS = 10, (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class NoiseKey:
     """Key for a batch's noise: each row's seed and frame, and the codebook for all rows."""
 
     seeds: Tensor  # [rows] int64, the bits of an unsigned seed
@@ -36,23 +36,23 @@ class Draw:
     codebook: int
 
 
-NoiseSource = Callable[[Draw, Tensor], Tensor]  # candidate codes [rows, n] -> exponential noise [rows, n] float32
+NoiseSource = Callable[[NoiseKey, Tensor], Tensor]  # candidate codes [rows, n] -> exponential noise [rows, n] float32
 
 
-def philox_noise(draw: Draw, codes: Tensor) -> Tensor:
+def philox_noise(noise_key: NoiseKey, codes: Tensor) -> Tensor:
     """Return Philox4x32-10 noise with the seed as key and (code, codebook, frame) as counter (Salmon et al. 2011).
 
     The logarithm uses float64, so vector and scalar code paths round to the same float32.
     """
-    words = _first_words(draw, codes)
+    words = _first_words(noise_key, codes)
     uniform = (words.double() + 0.5) / 2**32
     return (-uniform.log()).float()
 
 
-def _first_words(draw: Draw, codes: Tensor) -> Tensor:
-    frame, seed = draw.frames[:, None], draw.seeds[:, None]
+def _first_words(noise_key: NoiseKey, codes: Tensor) -> Tensor:
+    frame, seed = noise_key.frames[:, None], noise_key.seeds[:, None]
     low, high = seed & _MASK, (seed >> 32) & _MASK
-    codebook, zero = torch.full_like(seed, draw.codebook), torch.zeros_like(seed)
+    codebook, zero = torch.full_like(seed, noise_key.codebook), torch.zeros_like(seed)
     if not codes.is_cpu:
         return philox4x32((codes, codebook, frame, zero), (low, high))[0]
     # For a hundred small operations on a CPU, NumPy takes a third of the time that torch does.
@@ -72,7 +72,7 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
     return first, second, third, fourth
 
 
-def sample(logits: Tensor, options: BatchOptions, draw: Draw, noise: NoiseSource = philox_noise) -> Tensor:
+def sample(logits: Tensor, options: BatchOptions, noise_key: NoiseKey, noise: NoiseSource = philox_noise) -> Tensor:
     """Sample codes [rows] int64 from float32 logits [rows, vocab]."""
     vocab = logits.shape[-1]
     num_candidates = options.breadth.num_candidates
@@ -82,7 +82,7 @@ def sample(logits: Tensor, options: BatchOptions, draw: Draw, noise: NoiseSource
     if options.breadth.top_p:
         values = _keep_top_p(values, options)
     weights = (values - values[:, :1]).exp()  # not normalized, because the sum would depend on the number of candidates
-    best = (weights / noise(draw, codes)).argmax(-1, keepdim=True)
+    best = (weights / noise(noise_key, codes)).argmax(-1, keepdim=True)
     sampled = codes.gather(-1, best)
     return torch.where(options.ints("do_sample") != 0, sampled, logits.argmax(-1, keepdim=True))[:, 0]
 
@@ -106,7 +106,7 @@ def _keep_top_p(values: Tensor, options: BatchOptions) -> Tensor:
     return values.masked_fill(drop, -torch.inf)
 
 
-def penalise_repetition(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
     """Reduce the logits [rows, vocab] of codes already `seen` [rows, vocab] by `penalty` [rows, 1]."""
     pushed = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, pushed, logits)
@@ -134,15 +134,15 @@ _built = _checked_library()
 IN_C = _built is not None
 
 
-def sample_in_c(logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
+def sample_in_c(logits: Tensor, options: BatchOptions, noise_key: NoiseKey) -> Tensor:
     """Return the codes of `sample` with `philox_noise`. Requires the C library (IN_C)."""
     assert _built is not None
     assert logits.dtype is torch.float32
     rows, vocab = logits.shape
     codes, scratch = torch.empty(rows, dtype=torch.long), torch.empty(2, vocab)
-    arguments = [each.contiguous() for each in (logits, options.packed, draw.seeds, draw.frames)]
+    arguments = [each.contiguous() for each in (logits, options.packed, noise_key.seeds, noise_key.frames)]
     pointers = (each.data_ptr() for each in (codes, *arguments))
-    _built.sample(*pointers, draw.codebook, rows, vocab, scratch.data_ptr())
+    _built.sample(*pointers, noise_key.codebook, rows, vocab, scratch.data_ptr())
     return codes
 
 

@@ -15,7 +15,7 @@ from triton.language.random import philox_impl
 
 from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.kernels.matmul import Activations
-from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.sampling.torch_sampler import NoiseKey
 from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions
 
 _DO_SAMPLE, _TEMPERATURE = tl.constexpr(OPTION_COLUMNS["do_sample"]), tl.constexpr(OPTION_COLUMNS["temperature"])
@@ -210,16 +210,16 @@ def begin_frame(
     inputs.parts = 1
 
 
-def sample_code(logits: Tensor, options: BatchOptions, draw: Draw, embeddings: Embeddings, inputs: Activations,
+def sample_code(logits: Tensor, options: BatchOptions, noise_key: NoiseKey, embeddings: Embeddings, inputs: Activations,
                 outputs: FrameOutputs, *, pdl: bool = False) -> None:  # fmt: skip
-    """Sample codebook `draw.codebook` from logits [rows, vocab], embed the codes into `inputs`, and add to the sum."""
+    """Sample codebook `noise_key.codebook` from logits [rows, vocab], embed the codes in `inputs`, and add to sums."""
     num_rows, vocab = logits.shape
-    last = draw.codebook == outputs.codes.shape[1] - 1
+    last = noise_key.codebook == outputs.codes.shape[1] - 1
     width, wide = embeddings.projected.shape[1], embeddings.summed.shape[1]
     _sample_code[(num_rows,)](
-        logits, options.packed, options.packed.stride(0), draw.seeds, draw.frames, outputs.codes, draw.codebook,
-        None if last else embeddings.projected, inputs.values, inputs.squares, embeddings.summed, outputs.sums,
-        outputs.total if last else None,
+        logits, options.packed, options.packed.stride(0), noise_key.seeds, noise_key.frames, outputs.codes,
+        noise_key.codebook, None if last else embeddings.projected, inputs.values, inputs.squares, embeddings.summed,
+        outputs.sums, outputs.total if last else None,
         groups=outputs.codes.shape[1], vocab=vocab, block=triton.next_power_of_2(vocab), bits=order_bits(logits.dtype),
         width=width, wide=wide, input_block=triton.next_power_of_2(width), sum_block=triton.next_power_of_2(wide),
         pdl=pdl, num_warps=4, launch_pdl=pdl,
@@ -240,12 +240,12 @@ class FirstCodeRules:
     min_new_tokens: int
 
 
-def sample_first_code(logits: Tensor, options: BatchOptions, draw: Draw, rules: FirstCodeRules, code0: Tensor,
+def sample_first_code(logits: Tensor, options: BatchOptions, noise_key: NoiseKey, rules: FirstCodeRules, code0: Tensor,
                       *, pdl: bool = False) -> None:  # fmt: skip
     """Sample codebook 0 from logits [rows, vocab] into `code0` [rows] int64, and mark the codes as seen."""
     num_rows, vocab = logits.shape
     _sample_first_code[(num_rows,)](
-        logits, options.packed, options.packed.stride(0), draw.seeds, draw.frames, rules.state_rows,
+        logits, options.packed, options.packed.stride(0), noise_key.seeds, noise_key.frames, rules.state_rows,
         rules.seen.view(torch.int8), rules.penalty, rules.suppressed.view(torch.int8),
         rules.ignore_eos.view(torch.int8), code0, rules.eos, rules.min_new_tokens,
         vocab=vocab, block=triton.next_power_of_2(vocab), pdl=pdl, num_warps=8, launch_pdl=pdl,

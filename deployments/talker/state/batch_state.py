@@ -217,7 +217,7 @@ class RowWriter:
         self._state = state
         self._staging = Staging(state.size.width, device=state.packed.device)
 
-    def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
+    def write_row(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
         """Write a sequence's row before its prefill, which includes `num_frames` of its frames."""
         assert sequence.row is not None
         staged = self._staging.next_row()

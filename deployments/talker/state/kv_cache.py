@@ -119,16 +119,16 @@ class BlockManager:
     def blocks_for(self, num_positions: int) -> int:
         return -(-num_positions // self.block_size)
 
-    def holds(self, sequence_id: int, num_positions: int) -> bool:
+    def has_blocks(self, sequence_id: int, num_positions: int) -> bool:
         """Return whether a sequence already has enough blocks for `num_positions` positions."""
         return num_positions <= len(self._tables.get(sequence_id, ())) * self.block_size
 
-    def can_hold(self, sequence_id: int, num_positions: int) -> bool:
-        """Return whether `grow` would succeed."""
+    def can_allocate(self, sequence_id: int, num_positions: int) -> bool:
+        """Return whether `allocate` would succeed."""
         return self._missing(sequence_id, num_positions) <= self.num_free
 
-    def grow(self, sequence_id: int, num_positions: int) -> None:
-        """Allocate blocks for a sequence until it has room for `num_positions`. Requires `can_hold`."""
+    def allocate(self, sequence_id: int, num_positions: int) -> None:
+        """Allocate blocks for a sequence until it has room for `num_positions`. Requires `can_allocate`."""
         missing = self._missing(sequence_id, num_positions)
         assert missing <= self.num_free, f"{missing} blocks wanted, {self.num_free} of {self.num_blocks} free"
         table = self._tables.setdefault(sequence_id, [])

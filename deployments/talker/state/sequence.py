@@ -50,7 +50,7 @@ class TextProgress:
         self._num_reread = 0  # number of frames that repeated a passage
         self._num_after = 0  # number of frames since all text had been spoken
         self._place = 0.0  # position of the next frame in characters
-        self._places: list[float] = []  # positions of the frames since the last `take`
+        self._places: list[float] = []  # positions of the frames since the last `pop_places`
 
     def begin(self, num_frames: int) -> None:
         """Start after `num_frames` existing frames."""
@@ -92,7 +92,7 @@ class TextProgress:
             return FinishReason.LOOP
         return FinishReason.RUNAWAY if self._num_after >= patience else None
 
-    def take(self) -> tuple[float, ...]:
+    def pop_places(self) -> tuple[float, ...]:
         """Return the positions of the frames since the last call, in characters; empty without word times."""
         places, self._places = self._places, []
         return tuple(places)
@@ -134,12 +134,12 @@ class Sequence:
     clone_prompt: ClonePrompt | None = None  # set until it is sent
     listener: Listener = field(init=False)
     num_sent: int = field(init=False)  # number of frames sent
-    _num_played: int = field(init=False)  # number of frames counted in `listener`, including those of a prefix
+    _num_counted: int = field(init=False)  # number of frames counted in `listener`, including those of a prefix
 
     def __post_init__(self) -> None:
         in_hand_s = self.request.in_hand_s
         self.listener = Listener.of(background=self.is_background, in_hand_s=in_hand_s)
-        self.num_sent = self._num_played = len(self.frames)
+        self.num_sent = self._num_counted = len(self.frames)
         self.progress.begin(len(self.frames))
 
     @property
@@ -185,12 +185,12 @@ class Sequence:
         """Number of frames for which invalid speech is tolerated."""
         return frames_of(LATE_PATIENCE_S, self.frame_s)
 
-    def play(self, now_s: float) -> None:
+    def update_listener(self, now_s: float) -> None:
         """Count the frames since the last call as delivered to the listener."""
-        num_new, self._num_played = self.num_frames - self._num_played, self.num_frames
+        num_new, self._num_counted = self.num_frames - self._num_counted, self.num_frames
         if num_new:
             self.listener.deliver(num_new * self.frame_s, now_s=now_s)
 
     def sent_lead_s(self, now_s: float) -> float:
         """Return the seconds of audio that have been sent but not yet played."""
-        return self.listener.lead_s(now_s) - (self._num_played - self.num_sent) * self.frame_s
+        return self.listener.lead_s(now_s) - (self._num_counted - self.num_sent) * self.frame_s

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ClonePrompt, Codes, ModelKind, Reference, SynthesisRequest
-from deployments.recording_cache import ByRecording
+from deployments.recording_cache import RecordingCache
 from deployments.talker.model.input_tables import Ids, InputTables
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.text.tokenizer import TextTokenizer
@@ -82,10 +82,10 @@ class PromptBuilder:
         self.config: ModelConfig = self.talker.config
         self.tokenizer = tokenizer
         self.speaker_encoder, self.recordings = speaker_encoder, recordings
-        self.speakers: ByRecording[_Speaker] = ByRecording(
+        self.speakers: RecordingCache[_Speaker] = RecordingCache(
             max_bytes=_SPEAKER_BYTES, size=lambda speaker: speaker.vector.nbytes
         )
-        self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES)
+        self.references: RecordingCache[Codes] = RecordingCache(max_bytes=_CODES_BYTES)
 
     def start_encoding(self, request: SynthesisRequest) -> "Encoding | None":
         """Start encoding a request's recording on a GPU. Returns None if there is nothing to encode.
@@ -136,7 +136,7 @@ class PromptBuilder:
     def build(self, request: SynthesisRequest) -> Prompt:
         """Build the prompt for a request whose text is complete. Raises InvalidRequest if the text is empty."""
         body, _ = self.tokenizer.encode_body(request.text, gap=request.gap)
-        return self.begin(request, body, has_all_text=True)
+        return self.build_from_ids(request, body, has_all_text=True)
 
     def texts(self, request: SynthesisRequest) -> list[str]:
         """Return all of a request's texts, exactly as passed to the tokenizer."""
@@ -164,7 +164,7 @@ class PromptBuilder:
         )
 
     @torch.inference_mode()
-    def begin(self, request: SynthesisRequest, body: list[int], *, has_all_text: bool) -> Prompt:
+    def build_from_ids(self, request: SynthesisRequest, body: list[int], *, has_all_text: bool) -> Prompt:
         """Build the prompt for a request. `body` holds all of its text's tokens, or at least `least_tokens` of them."""
         tokens, codes = self.config.tokens, self.config.codes
         if not body:
@@ -247,7 +247,7 @@ class PromptBuilder:
         speaker = self.speakers.find(reference.key)
         if speaker is None:
             speaker = self._speaker_of(reference.prompt)
-            self.speakers.keep(reference.key, speaker)
+            self.speakers.put(reference.key, speaker)
         return speaker.vector
 
     def _speaker_of(self, prompt: ClonePrompt) -> _Speaker:

@@ -94,7 +94,7 @@ class TextTokenizer:
         return [self._tokens.im_start, *body, self._tokens.im_end, *self._newline]
 
 
-class LiveTokens:
+class IncrementalTokenizer:
     """Incremental tokenizer for text that arrives in chunks. Together, the ids equal those of the complete text.
 
     Byte pairs are merged only within a word. A word's tokens are therefore known once another word follows.

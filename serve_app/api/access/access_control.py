@@ -79,23 +79,23 @@ class AccessControl:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        with ExitStack() as held:
+        with ExitStack() as exit_stack:
             try:
                 caller = self._admit(scope)
                 if scope["type"] == "websocket":
-                    held.enter_context(caller.stream())
+                    exit_stack.enter_context(caller.stream())
                 elif scope["method"] in _CHANGING:
                     caller.count_request()
-                    held.enter_context(caller.stream())
+                    exit_stack.enter_context(caller.stream())
                 if caller.granted is not None and caller.granted.spend is not None:
                     await caller.granted.spend()
             except TalkrayError as error:
                 await self._refuse(error, scope, receive, send)
                 return
             upload = Upload(self._uploads, caller.name)
-            held.callback(upload.release)
+            exit_stack.callback(upload.release)
             state = state_of(scope)
-            state.caller, state.upload, state.held = caller, upload, held
+            state.caller, state.upload, state.exit_stack = caller, upload, exit_stack
             VISITOR.set(caller.visitor)
             await self._app(scope, receive, self._naming_a_protocol(scope, send))
 
@@ -122,7 +122,7 @@ class AccessControl:
         state_of(scope).record.key = found.name
 
         def check() -> None:
-            self._meter_of(keys.still(found))
+            self._meter_of(keys.current_record(found))
 
         visitor = Visitor(found.name, found.admin)
         caller = Caller(f"key {found.id}", meter, self._meter_of(found), visitor=visitor, check=check)

@@ -122,7 +122,7 @@ class FairShare:
         self._held[caller] += amount
         return True
 
-    def give_back(self, caller: str, amount: int) -> None:
+    def release(self, caller: str, amount: int) -> None:
         self._held[caller] -= amount
         if not self._held[caller]:
             del self._held[caller]

@@ -105,7 +105,7 @@ class Keys:
         self._refresh()
         return name in self._names
 
-    def still(self, record: KeyRecord) -> KeyRecord:
+    def current_record(self, record: KeyRecord) -> KeyRecord:
         """Return the current record of a previously valid key. Raises Unauthorized if the key has been revoked."""
         self._refresh()
         now = self._records.get(record.id)

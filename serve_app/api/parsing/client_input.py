@@ -13,7 +13,7 @@ from deployments.errors import InvalidRequest, PayloadTooLarge
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import BodyTooSlow, UnsupportedMedia
 from serve_app.audio.formats import AudioFormat
-from serve_app.text.characters import without_halves
+from serve_app.text.characters import repair_surrogates
 
 MAX_BODY_BYTES = 16 << 20  # limit of an HTTP body, and of a WebSocket message with reference audio
 _LONGEST_KEY = 255  # characters of an Idempotency-Key
@@ -51,12 +51,12 @@ async def read_body(request: Request) -> bytes:
     body = bytearray()
     upload = state_of(request).upload
     try:
-        async with upload.arriving(BODY_TIMEOUT_S):
+        async with upload.time_limit(BODY_TIMEOUT_S):
             async for part in _unpacked(request):
                 body += part
                 if len(body) > MAX_BODY_BYTES:
                     raise PayloadTooLarge(_TOO_LARGE)
-                await upload.grow(len(body))
+                await upload.wait_for_slot(len(body))
     except TimeoutError:
         if upload.is_stalled:
             raise BodyTooSlow("The body stalled while other uploads were waiting. Send the request again.") from None
@@ -238,7 +238,7 @@ def _repaired_json(raw: bytes | str, repaired: list[str], cut_fields: Sequence[s
         value = json.loads(text) if _HALF.search(text) else None
         if not isinstance(value, dict):
             return None
-        whole = {without_halves(name): _repaired(item, _inside(cut_fields, name)) for name, item in value.items()}
+        whole = {repair_surrogates(name): _repaired(item, _inside(cut_fields, name)) for name, item in value.items()}
     except (ValueError, RecursionError):
         return None
     repaired += [name for name, item in value.items() if name not in whole or whole[name] != item]
@@ -249,11 +249,11 @@ def _repaired(value: object, cut_fields: Sequence[str] = ()) -> object:
     """Repair `value`. `cut_fields` are paths within `value`; "" means `value` itself."""
     match value:
         case str():
-            return _repaired_inside(value) if "" in cut_fields else without_halves(value)
+            return _repaired_inside(value) if "" in cut_fields else repair_surrogates(value)
         case list():
             return [_repaired(item) for item in value]
         case dict():
-            return {without_halves(name): _repaired(item, _inside(cut_fields, name)) for name, item in value.items()}
+            return {repair_surrogates(name): _repaired(item, _inside(cut_fields, name)) for name, item in value.items()}
     return value
 
 
@@ -266,4 +266,4 @@ def _repaired_inside(text: str) -> str:
     """Repair `text`, but keep a low surrogate at its start and a high surrogate at its end."""
     start = int("\udc00" <= text[:1] <= "\udfff")
     end = max(start, len(text) - ("\ud800" <= text[-1:] <= "\udbff"))
-    return text[:start] + without_halves(text[start:end]) + text[end:]
+    return text[:start] + repair_surrogates(text[start:end]) + text[end:]

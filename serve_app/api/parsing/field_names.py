@@ -37,10 +37,10 @@ def _is_all_null(value: object) -> bool:
 
 def renamed(sent: Mapping[str, object], names: Names) -> dict[str, object]:
     """Rename `sent` to fields of SpeechBody. If two fields have the same meaning, the first in `names` wins."""
-    return {ours: sent[theirs] for theirs, ours in reversed(list(names.items())) if ours is not None and theirs in sent}
+    return {ours: sent[name] for name, ours in reversed(list(names.items())) if ours is not None and name in sent}
 
 
-def theirs(sent: Mapping[str, object], names: Names) -> dict[str, str]:
+def client_names(sent: Mapping[str, object], names: Names) -> dict[str, str]:
     """Return the client's own names for SpeechBody fields that it sent under another name, without the enclosing
     objects.
     """
@@ -49,8 +49,8 @@ def theirs(sent: Mapping[str, object], names: Names) -> dict[str, str]:
 
 
 @contextmanager
-def in_their_words(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename the field in errors of this context to the client's own name. `names` is a result of `theirs`."""
+def with_client_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename the field in errors of this context to the client's own name. `names` is a result of `client_names`."""
     try:
         yield
     except InvalidRequest as error:

@@ -23,7 +23,7 @@ from serve_app.api.parsing.field_names import Names
 from serve_app.audio.formats import AudioFormat, OutputRate
 from serve_app.audio.recordings import Preparation
 from serve_app.config import LEAST_SEGMENT_CHARS, ApiSettings, Markup
-from serve_app.text.characters import without_halves
+from serve_app.text.characters import repair_surrogates
 from serve_app.text.languages import language_name
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -40,7 +40,7 @@ def _voice_name(value: object) -> object:
 
 
 def _joined_halves(value: object) -> object:
-    return without_halves(value) if isinstance(value, str) else value
+    return repair_surrogates(value) if isinstance(value, str) else value
 
 
 def _with_sampling(body: type[Model]) -> type[Model]:

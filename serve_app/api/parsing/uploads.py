@@ -66,9 +66,9 @@ class Uploads:
             self._waiting.remove(upload)
             self._changed.set()
 
-    def give_back(self, upload: "Upload") -> None:
+    def release(self, upload: "Upload") -> None:
         self._claimed.remove(upload)
-        self._places.give_back(upload.caller, 1)
+        self._places.release(upload.caller, 1)
         self._changed.set()
 
     def _next(self) -> "Upload | None":
@@ -88,7 +88,7 @@ class Upload:
         self._limit: asyncio.Timeout | None = None
 
     @asynccontextmanager
-    async def arriving(self, within_s: float) -> AsyncIterator[None]:
+    async def time_limit(self, within_s: float) -> AsyncIterator[None]:
         """Limit the time for reading the body in this context. Raises TimeoutError after `within_s`, or if the body
         stalls while other bodies wait.
         """
@@ -98,7 +98,7 @@ class Upload:
             finally:
                 self._limit = None
 
-    async def grow(self, num_bytes: int) -> None:
+    async def wait_for_slot(self, num_bytes: int) -> None:
         """Wait until more of the body may be read. `num_bytes` is the total received up to now. Raises Overloaded on a
         timeout.
         """
@@ -117,4 +117,4 @@ class Upload:
     def release(self) -> None:
         if self._is_large:
             self._is_large = False
-            self._uploads.give_back(self)
+            self._uploads.release(self)

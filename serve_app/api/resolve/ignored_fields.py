@@ -33,9 +33,9 @@ class Ignored:
         `further`: known fields beyond the dialect's own.
         """
         sent, names = self.sent, {**self.names, **further}
-        theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
-        spelled = {theirs.get(name, name): reason for name, reason in (without_effect | self.reasons).items()}
-        first = {name: theirs[ours] for name, ours in names.items() if ours is not None and name in sent}
+        client_names = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
+        spelled = {client_names.get(name, name): reason for name, reason in (without_effect | self.reasons).items()}
+        first = {name: client_names[ours] for name, ours in names.items() if ours is not None and name in sent}
         spelled |= {name: f"{other} was sent too" for name, other in first.items() if other != name}
         return with_unknown(sent, names, spelled)
 

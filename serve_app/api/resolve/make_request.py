@@ -15,7 +15,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, ModelInfo, ModelKind, Reference, Sampling, SynthesisRequest
 from serve_app.api import catalogue
 from serve_app.api.parsing import field_names
-from serve_app.api.parsing.field_names import in_their_words
+from serve_app.api.parsing.field_names import with_client_names
 from serve_app.api.parsing.speech_body import (
     ALL_SPELLINGS,
     EXTENSION_FIELDS,
@@ -39,7 +39,7 @@ from serve_app.api.resolve.voice import (
     unspoken_script,
 )
 from serve_app.audio.formats import AudioFormat, check_bit_rate
-from serve_app.audio.recordings import read_aside
+from serve_app.audio.recordings import prepare_reference
 from serve_app.config import ApiSettings
 from serve_app.speech.segments import Utterance, draw_seed
 from serve_app.text.characters import clean
@@ -100,12 +100,12 @@ async def lenient_request(
     SpeechBody fields that the dialect sets itself. `reasons`: why fields have no effect, by field name. Raises
     NotReady, and InvalidRequest naming the client's field.
     """
-    theirs = field_names.theirs(sent, names)
+    client_names = field_names.client_names(sent, names)
     renamed = {**field_names.renamed(sent, names), **(overrides or {})}
     model, named, bit_rate = (renamed.pop(name, None) for name in ("model", "voice", "bit_rate"))
     hints = {**renamed, "model": model, "voice": named}
     present = {name: value for name, value in renamed.items() if value is not None}
-    with in_their_words(theirs):
+    with with_client_names(client_names):
         info = await resolver.choose_model(resolver, hints, task_type=sent.get("task_type"), lenient=True)
         body = parse_speech({"input": "", "any_language": True, **present}, resolver.settings)
         voice = await choose_voice(resolver, named, body, info, lenient=True)
@@ -119,7 +119,7 @@ async def lenient_request(
         speech = await complete_request(resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
         if delivery.bit_rate is not None:
             check_bit_rate(delivery.audio_format, delivery.bit_rate)
-    return replace(speech, fields=theirs)
+    return replace(speech, fields=client_names)
 
 
 async def complete_request(
@@ -196,11 +196,11 @@ async def build_utterance(
     """Build one utterance for the request's model and run the steps of all extensions.
 
     Set `live` for a request whose text arrives later. Any other request may contain no speakable text, such as "...":
-    see `is_speakable`. Raises InvalidRequest naming the field, and the errors of `Resolver.resolved`.
+    see `is_speakable`. Raises InvalidRequest naming the field, and the errors of `Resolver.run_steps`.
     """
-    with in_their_words(speech.fields):
+    with with_client_names(speech.fields):
         utterance = await _utterance(resolver, speech, request_id, client, live=live)
-        return await resolver.resolved(Draft(speech, utterance))
+        return await resolver.run_steps(Draft(speech, utterance))
 
 
 async def _utterance(
@@ -315,4 +315,4 @@ async def _reference(resolver: Resolver, speech: SpeechRequest) -> Reference | N
     if text is None and not by_vector:
         raise _missing("ref_text", "send the transcript of ref_audio, or set x_vector_only_mode to true")
     prepare = resolver.prepare_recording if body.prepare == "auto" else None
-    return await read_aside(body.ref_audio, text, info, x_vector_only=by_vector, prepare=prepare)
+    return await prepare_reference(body.ref_audio, text, info, x_vector_only=by_vector, prepare=prepare)

@@ -14,7 +14,7 @@ from serve_app.api.parsing.field_names import Names
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve.ignored_fields import Reasons, of_text
 from serve_app.api.resolve.speech_request import SpeechRequest
-from serve_app.api.voice_source import KeptVoice, NoVoices, VoiceSource
+from serve_app.api.voice_source import ClonedVoice, NoVoices, VoiceSource
 from serve_app.audio.recordings import Decode
 from serve_app.config import ApiSettings
 from serve_app.speech.observers import WordSource
@@ -52,7 +52,7 @@ class Draft:
 
 Step = Callable[[Draft], Awaitable[Draft]]
 # The spoken part of `body.input`, and why the rest of it and some related fields have no effect. Raises InvalidRequest.
-TextResolver = Callable[["Resolver", SpeechBody, ModelInfo, KeptVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
+TextResolver = Callable[["Resolver", SpeechBody, ModelInfo, ClonedVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
 
 
 class StepFailed(ExtensionError):
@@ -69,14 +69,14 @@ async def model_by_name(
     name = fields.get("model")
     if not isinstance(name, str):
         return models[0]
-    named = next((info for info in models if catalogue.means(name, info)), models[0])
+    named = next((info for info in models if catalogue.matches_model(name, info)), models[0])
     if not lenient and not catalogue.is_known(name, named, resolver.settings):
         raise catalogue.not_loaded(name, models, resolver.settings)
     return named
 
 
 async def read_plainly(
-    resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
+    resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
 ) -> tuple[SpokenText, Reasons]:
     """Return the text, unchanged or with numbers and symbols replaced by the words that the model reads."""
     form = info.spoken_form
@@ -108,7 +108,7 @@ class Resolver:
     steps: dict[str, Step] = field(default_factory=dict)  # the final steps for each utterance, by extension
     on_discard: list[Callable[[Utterance], None]] = field(default_factory=list)  # called if the speech is not sent
 
-    async def resolved(self, draft: Draft) -> Draft:
+    async def run_steps(self, draft: Draft) -> Draft:
         """Run the steps of all extensions. Raises StepFailed, and TalkrayError from a step."""
         for name, step in self.steps.items():
             try:

@@ -15,9 +15,9 @@ from serve_app.api.headers import (
 )
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.voice_source import KeptVoice
+from serve_app.api.voice_source import ClonedVoice
 from serve_app.audio.file_headers import SYNTHETIC
-from serve_app.audio.formats import FORMATS, AudioForm, AudioFormat, CompressedFormat, RawFormat, Rendering
+from serve_app.audio.formats import FORMATS, AudioFormat, AudioOptions, CompressedFormat, RawFormat, Rendering
 from serve_app.text.spoken import SpokenText
 
 EVENT_STREAM = "text/event-stream"
@@ -31,7 +31,7 @@ ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery(AudioForm):
+class Delivery(AudioOptions):
     """Audio format and transport of one response."""
 
     events: bool = False  # server-sent events instead of raw audio
@@ -72,7 +72,7 @@ class SpeechRequest:
     delivery: Delivery
     ignored: ignored_fields.Reasons
     spoken: SpokenText  # spoken form of `body.input`, and rules for text that arrives later
-    stored: KeptVoice | None = None  # the stored voice that the request uses
+    stored: ClonedVoice | None = None  # the stored voice that the request uses
     is_tagged: bool = False  # whether a style tag in the text selected the recording
     chosen_voice: str | None = None  # the voice used if the request does not name one
     fields: Mapping[str, str] = field(default_factory=dict)  # client's names for fields named differently in Talkray
@@ -87,7 +87,7 @@ class SpeechRequest:
         """The stored voice's recording in use, and why it was chosen."""
         if self.stored is None:
             return None
-        return self.stored.take_note(self.body.instructions, is_tagged=self.is_tagged)
+        return self.stored.describe_take(self.body.instructions, is_tagged=self.is_tagged)
 
     def headers(self) -> dict[str, str]:
         """Return headers for an HTTP response or a handshake. The headers report ignored fields, the recording in use,

@@ -9,7 +9,7 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve.resolver import Resolver
-from serve_app.api.voice_source import KeptVoice
+from serve_app.api.voice_source import ClonedVoice
 from serve_app.text.languages import AUTO, DETECT, foreign_language, has_region, language_name, looks_foreign
 
 NO_CLONES = "{} does not clone voices: load a Base checkpoint"
@@ -20,7 +20,7 @@ class ChosenVoice:
     """Voice of a request."""
 
     name: str | None  # as in `SpeechBody.voice`; for speakers, the model's own spelling
-    stored: KeptVoice | None = None
+    stored: ClonedVoice | None = None
     reason: str | None = None  # why the voice differs from the requested voice
 
     @property
@@ -63,13 +63,13 @@ def _speaker(resolver: Resolver, named: object, info: ModelInfo, *, lenient: boo
     """
     wanted = resolver.settings.default_voice
     is_here = wanted is not None and catalogue.is_named(wanted, info.voices)
-    default = catalogue.resolve(wanted if wanted and is_here else info.voices[0], info.voices)
+    default = catalogue.find_speaker(wanted if wanted and is_here else info.voices[0], info.voices)
     if named is None or (lenient and named == ""):
         return ChosenVoice(default)
     if not isinstance(named, str):
         return ChosenVoice(default, reason="not a name")
     try:
-        return ChosenVoice(catalogue.resolve(named, info.voices))
+        return ChosenVoice(catalogue.find_speaker(named, info.voices))
     except InvalidRequest as error:
         stored = _stored(resolver, named, info)
         if lenient:

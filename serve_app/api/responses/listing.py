@@ -22,19 +22,19 @@ STARTING_AFTER = ("limit", "starting_after")  # names in Cartesia's API
 _APART = ThreadPoolExecutor(2, "stored")  # asyncio's default threads are reserved for live speech
 
 
-async def apart(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+async def run_in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """Run `work` in a thread not used by live speech, for reading, encoding or serializing stored items."""
     call = partial(copy_context().run, work, *arguments, **options)
     return await asyncio.get_running_loop().run_in_executor(_APART, call)
 
 
-async def json_apart(work: Callable[P, Mapping[str, object]], *arguments: P.args, **options: P.kwargs) -> Response:
+async def json_in_thread(work: Callable[P, Mapping[str, object]], *arguments: P.args, **options: P.kwargs) -> Response:
     """Run `work` in such a thread and return its result as a JSON response."""
-    content = await apart(lambda: to_json(work(*arguments, **options)))
+    content = await run_in_thread(lambda: to_json(work(*arguments, **options)))
     return Response(content, media_type="application/json")
 
 
-async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def prefetch_first(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Read the first part of `body`, so that an earlier error can still set the status, and return the same body."""
     first = await anext(body, b"")
 

@@ -1,7 +1,7 @@
 """HTTP response to a `SpeechRequest`, with streamed or complete audio.
 
 Sockets use `Session` instead. A route with another kind of response, such as codec frames, calls
-`SpeechService.begin_utterance` and reads the utterance's chunks itself.
+`SpeechService.prepare_utterance` and reads the utterance's chunks itself.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -38,7 +38,7 @@ async def respond(
     `speech.delivery`. If a complete response ends badly, its text is synthesized once more with another seed. Sending
     the response updates the record's `usage`; `RequestContext` then publishes the record. Raises InvalidRequest.
     """
-    draft = await service.begin_utterance(request, speech)
+    draft = await service.prepare_utterance(request, speech)
     return AudioSource(service, draft.speech, [draft.utterance]).response(request, answer)
 
 

@@ -23,7 +23,7 @@ from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve.ignored_fields import Reasons, in_message
-from serve_app.api.responses.whole_audio import PART_BYTES, ByteQuota, collected, parts_of
+from serve_app.api.responses.whole_audio import PART_BYTES, ByteQuota, parts_of, read_all
 from serve_app.audio.formats import Rendering
 from serve_app.speech.observers import Word, WordSource, marked, word_entries
 from serve_app.speech.segments import ended_badly
@@ -219,7 +219,7 @@ class WholeResponse(SpeechResponse):
     async def _send(self, send: Send) -> None:
         with self._quota as quota:
             attempt = self._attempt
-            content = await collected(self._body, quota)
+            content = await read_all(self._body, quota)
             if self._redraw is not None and ended_badly(self._usage.finish_reason):
                 attempt, content = await self._read_second(self._redraw(), content)
             if attempt.whole is None:
@@ -236,7 +236,7 @@ class WholeResponse(SpeechResponse):
     async def _read_second(self, second: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
         """Read the second attempt. If it fails, keep the first attempt, which ended badly and has not been sent."""
         try:
-            content = await collected(second.body, self._quota, beside=len(content))
+            content = await read_all(second.body, self._quota, beside=len(content))
         except TalkrayError as error:
             second.discard()
             logger.warning("the redraw of a bad response (%s) failed: %s", self._usage.finish_reason, error)

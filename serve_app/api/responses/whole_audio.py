@@ -44,7 +44,7 @@ class ByteQuota:
         if num_bytes > MAX_WHOLE_BYTES:
             raise PayloadTooLarge(f"The audio has more than {MAX_WHOLE_BYTES} bytes; {_REMEDY}.", "stream")
         if num_bytes <= self._num_bytes:
-            self._room.give_back(self._caller, self._num_bytes - num_bytes)
+            self._room.release(self._caller, self._num_bytes - num_bytes)
         elif not self._room.claim(self._caller, num_bytes - self._num_bytes):
             metrics.REFUSALS.record(1, reason="whole")
             raise Overloaded(f"The memory for complete responses is exhausted; {_REMEDY}.")
@@ -64,7 +64,7 @@ class ByteQuota:
 _REMEDY = "set stream to true, or shorten the input"
 
 
-async def collected(parts: AsyncGenerator[bytes, None], quota: ByteQuota, *, beside: int = 0) -> bytes:
+async def read_all(parts: AsyncGenerator[bytes, None], quota: ByteQuota, *, beside: int = 0) -> bytes:
     """Return the complete body and close it. `beside` more bytes count. Raises the errors of `ByteQuota.hold`."""
     content = bytearray()
     async with aclosing(parts):

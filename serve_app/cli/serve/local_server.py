@@ -74,7 +74,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     from deployments.serving import ray_private
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    ray_private.start_patiently(_PATIENCE_S, ray_settings.free_ports(len(ray_private.AGENT_PORTS)))
+    ray_private.extend_start_timeouts(_PATIENCE_S, ray_settings.free_ports(len(ray_private.AGENT_PORTS)))
     with _waiting("starting Ray", report):
         ray.init(
             "local",

@@ -22,7 +22,7 @@ from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import EVENT_STREAM, Delivery, SpeechRequest
-from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_apart
+from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_in_thread
 from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedAnswer, named_event
 from serve_app.api.speech_service import SpeechService
@@ -89,7 +89,9 @@ async def list_voices(service: SpeechService, limit: str = "", starting_after: s
     voices = await catalogue.all_voices(await service.models.infos(), voices_of(service))
     paging = Paging(limit, starting_after, STARTING_AFTER)
     page, more = catalogue.page_of_voices(voices, paging, service.resolver.voices)
-    return await json_apart(lambda: {"data": list(map(_voice, page)), "has_more": more is not None, "next_page": more})
+    return await json_in_thread(
+        lambda: {"data": list(map(_voice, page)), "has_more": more is not None, "next_page": more}
+    )
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api.parsing.client_input import read_object, text_of
-from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_apart
+from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_in_thread
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.text.lexicon import Lexicon
@@ -45,7 +45,7 @@ async def list_all(service: SpeechService, limit: str = "", starting_after: str 
     """Return a page of dictionaries, oldest first. A page contains ten entries unless the client sends a `limit`."""
     paging = Paging(limit, starting_after, STARTING_AFTER, default=10)
     page, more = paging.cut(await voices_of(service).all_of(StoredLexicon))
-    return await json_apart(lambda: {"data": list(map(_entry, page)), "has_more": more is not None})
+    return await json_in_thread(lambda: {"data": list(map(_entry, page)), "has_more": more is not None})
 
 
 async def remove(service: SpeechService, dictionary_id: str) -> Response:

@@ -32,7 +32,7 @@ async def respond_in_parts(
 
     Unlike `respond`, do not regenerate faulty speech. Raises InvalidRequest.
     """
-    opening = await service.begin_utterance(request, speech)
+    opening = await service.prepare_utterance(request, speech)
     whole, client = opening.utterance, state_of(request).caller.name
     alone = [replace(part, body=part.body.model_copy(update={"previous_request_id": None})) for part in parts]
     drafts = [

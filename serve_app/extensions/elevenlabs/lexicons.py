@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from deployments.errors import InvalidRequest
 from serve_app.api.parsing.client_input import read_object, text_of
 from serve_app.api.parsing.forms import read_form
-from serve_app.api.responses.listing import Paging, json_apart
+from serve_app.api.responses.listing import Paging, json_in_thread
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.text.lexicon import Lexicon, from_pls, to_pls
@@ -75,7 +75,7 @@ async def list_all(service: SpeechService, page_size: str = "", cursor: str = ""
     most = service.resolver.voices.most
     page, more = Paging(page_size, cursor, names=("page_size", "cursor"), default=most, most=most).cut(known)
     about = {"has_more": more is not None, "next_cursor": more}
-    return await json_apart(lambda: {"pronunciation_dictionaries": list(map(_entry, page)), **about})
+    return await json_in_thread(lambda: {"pronunciation_dictionaries": list(map(_entry, page)), **about})
 
 
 async def download(service: SpeechService, dictionary_id: str, version_id: str) -> Response:

@@ -12,7 +12,7 @@ from serve_app.api.parsing.client_input import parse_object, switch, text_of
 from serve_app.api.parsing.forms import SentForm, read_form
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.speech_request import Delivery
-from serve_app.api.responses.listing import Paging, json_apart
+from serve_app.api.responses.listing import Paging, json_in_thread
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.designs.designs import candidates, find, lock, speech_request
@@ -41,7 +41,7 @@ async def list_voices(service: SpeechService, page_size: str = "", next_page_tok
     paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token"))
     page, more = catalogue.page_of_voices(voices, paging, service.resolver.voices)
     about = {"has_more": more is not None, "total_count": len(voices), "next_page_token": more}
-    return await json_apart(lambda: {"voices": list(map(voice_entry, page)), **about})
+    return await json_in_thread(lambda: {"voices": list(map(voice_entry, page)), **about})
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> Json:

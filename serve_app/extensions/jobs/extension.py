@@ -32,14 +32,14 @@ def deploy(config: AppConfig, models: "Sequence[Deployed]") -> DeploymentSpec:
 
 def open_client(opening: Opening) -> JobsClient | None:
     """Return a function that calls the job manager of the job replica, or None if there is no such replica."""
-    from deployments.serving.handles import ask_replica  # imports Ray
+    from deployments.serving.handles import call_replica  # imports Ray
 
     if (handle := opening.handle) is None:
         return None
 
     async def ask(method: str, *arguments: object) -> Any:
         try:
-            calling = ask_replica(handle, "call", method, *arguments, lost=ReplicaLost)
+            calling = call_replica(handle, "call", method, *arguments, lost=ReplicaLost)
             return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if method == "create" else _TIMEOUT_S)
         except TimeoutError:
             raise Starting("The job replica is starting and does not respond yet.", 1.0) from None

@@ -32,7 +32,7 @@ from serve_app.api.access.callers import VISITOR, Visitor
 from serve_app.api.parsing.client_input import HALF_REPLACED, parse_object
 from serve_app.api.resolve.ignored_fields import Reasons
 from serve_app.api.resolve.resolver import Resolver
-from serve_app.api.responses.listing import apart, limit_of, page_of
+from serve_app.api.responses.listing import limit_of, page_of, run_in_thread
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
 from serve_app.extensions.jobs.planning import Planned, plan_into
@@ -99,7 +99,7 @@ class JobManager:
         self._check_open()
         VISITOR.set(visitor)
         owner = visitor.name or ""
-        fields, fingerprint, halves = await apart(_read, body)
+        fields, fingerprint, halves = await run_in_thread(_read, body)
         await self._jobs.follow(0.0)
         if (known := self._jobs.known(owner, key, fingerprint)) is not None:
             return self._as_json(known), {}
@@ -161,7 +161,7 @@ class JobManager:
         start = int(after) + 1 if after else 0
         end = min(total, start + limit_of(limit or str(_MOST_LISTED), most=_MOST_LISTED))
         parts = self._store().parts(work.job, start, end)
-        listed = await apart(lambda: [work.part_as_json(*each) for each in parts])
+        listed = await run_in_thread(lambda: [work.part_as_json(*each) for each in parts])
         return {"object": "list", "data": listed, "has_more": end < total}
 
     async def ask(self, visitor: Visitor, action: str, job_id: str) -> Json:
@@ -185,10 +185,12 @@ class JobManager:
     async def track(self, visitor: Visitor, job_id: str, part: str | None) -> Track:
         """Return the track of a finished part, or of the complete job if `part` is None. Raises NotFound, Conflict."""
         work = await self._find(visitor, job_id)
-        names = await apart(work.names, part)
+        names = await run_in_thread(work.names, part)
         models, number = [*work.job.models], int(part or 0)
         if part is not None and len(models) > 1:
-            models = await apart(lambda: [each for *_, each in self._store().parts(work.job, number, number + 1)])
+            models = await run_in_thread(
+                lambda: [each for *_, each in self._store().parts(work.job, number, number + 1)]
+            )
         infos = [work.job.info(model) for model in models]
         if len({info.sample_rate for info in infos}) > 1:
             raise Conflict("The models have different sample rates. Get each part instead.", None, "mixed_sample_rates")

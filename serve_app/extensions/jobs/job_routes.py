@@ -13,9 +13,9 @@ from serve_app.api.headers import SAMPLE_RATE_HEADER
 from serve_app.api.parsing.client_input import check_form, format_named, idempotency_key, read_body
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.speech_request import CONTENT_TYPES, RAW, disclosure
-from serve_app.api.responses.listing import apart, begun, json_apart
+from serve_app.api.responses.listing import json_in_thread, prefetch_first, run_in_thread
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioForm, AudioFormat
+from serve_app.audio.formats import AudioFormat, AudioOptions
 from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.stored_audio import StoredAudio, words_of
@@ -51,12 +51,12 @@ async def create(service: SpeechService, request: Request) -> Response:
 
 async def list_all(service: SpeechService, after: str = "", limit: str = "1000") -> Response:
     """Return a page of the caller's jobs, newest first."""
-    return await json_apart(dict, await _ask(service, "all_of", after, limit))
+    return await json_in_thread(dict, await _ask(service, "all_of", after, limit))
 
 
 async def show(service: SpeechService, job_id: str) -> Response:
     """Return a job with its progress."""
-    return await json_apart(dict, await _ask(service, "ask", "get", job_id))
+    return await json_in_thread(dict, await _ask(service, "ask", "get", job_id))
 
 
 async def cancel(service: SpeechService, job_id: str) -> Response:
@@ -76,7 +76,7 @@ async def remove(service: SpeechService, job_id: str) -> Json:
 
 async def list_parts(service: SpeechService, job_id: str, after: str = "", limit: str = "1000") -> Response:
     """Return a page with progress, `custom_id` and seed of each part of a job. `after` is the number of a part."""
-    return await json_apart(dict, await _ask(service, "parts", job_id, after, limit))
+    return await json_in_thread(dict, await _ask(service, "parts", job_id, after, limit))
 
 
 async def part_audio(
@@ -90,7 +90,7 @@ async def part_audio(
 async def part_words(service: SpeechService, job_id: str, part: str) -> Response:
     """Return the start and end of each word and each segment of a finished part."""
     track = await _ask(service, "track", job_id, part)
-    return await json_apart(dict, await words_of(JobStore(voices_of(service).files()), track, int(part)))
+    return await json_in_thread(dict, await words_of(JobStore(voices_of(service).files()), track, int(part)))
 
 
 async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:
@@ -102,7 +102,7 @@ async def whole_audio(service: SpeechService, request: Request, job_id: str, res
 async def _audio(service: SpeechService, request: Request, track: Track, audio_format: AudioFormat) -> Response:
     disclosed = service.settings.disclose_synthetic
     store = JobStore(voices_of(service).files())
-    audio = await apart(StoredAudio, store, track, AudioForm(audio_format, disclosed=disclosed))
+    audio = await run_in_thread(StoredAudio, store, track, AudioOptions(audio_format, disclosed=disclosed))
     kind = CONTENT_TYPES[audio_format]
     content_type = f"{kind};rate={track.sample_rate};channels=1" if audio_format in RAW else kind
     headers = {"content-type": content_type, SAMPLE_RATE_HEADER: str(track.sample_rate), **disclosure(disclosed)}
@@ -110,12 +110,12 @@ async def _audio(service: SpeechService, request: Request, track: Track, audio_f
     headers |= {"accept-ranges": "none"} if size is None else {"accept-ranges": "bytes", "content-length": str(size)}
     if size is None or (span := _span(request.headers.get("range"), size)) is None:
         body = audio.encoded() if size is None else audio.read(0, size)
-        return StreamingResponse(await begun(body), 200, headers)
+        return StreamingResponse(await prefetch_first(body), 200, headers)
     start, end = span
     if start >= end:
         return Response(status_code=416, headers={**headers, "content-length": "0", "content-range": f"bytes */{size}"})
     partial = {"content-range": f"bytes {start}-{end - 1}/{size}", "content-length": str(end - start)}
-    return StreamingResponse(await begun(audio.read(start, end)), 206, {**headers, **partial})
+    return StreamingResponse(await prefetch_first(audio.read(start, end)), 206, {**headers, **partial})
 
 
 def _span(range_header: str | None, size: int) -> tuple[int, int] | None:

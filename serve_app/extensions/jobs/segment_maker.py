@@ -39,10 +39,10 @@ class SegmentMaker:
     """Synthesizes each segment with its model's synthesizer, bypassing admission control."""
 
     def __init__(
-        self, synthesizers: Mapping[str, Synthesizer], voices: Voices, keep: Callable[[RequestRecord], None]
+        self, synthesizers: Mapping[str, Synthesizer], voices: Voices, on_end: Callable[[RequestRecord], None]
     ) -> None:
-        """`synthesizers` maps `SynthesisRequest.model` to its synthesizer. `keep` takes the record of each segment."""
-        self._synthesizers, self._voices, self._keep = synthesizers, voices, keep
+        """`synthesizers` maps `SynthesisRequest.model` to its synthesizer. `on_end` takes each segment's record."""
+        self._synthesizers, self._voices, self._on_end = synthesizers, voices, on_end
 
     async def make(self, job: StoredJob, plan: JobPlan, segment_id: SegmentId) -> tuple[MadeSegment, bytes]:
         """Synthesize a segment. Return the arguments for `JobStore.save`. Raises JobStopped and synthesizer errors."""
@@ -70,7 +70,7 @@ class SegmentMaker:
             characters=len(request.text),
             samples_per_s=info.sample_rate,
             usage=speech.usage,
-            keep=self._keep,
+            on_end=self._on_end,
         ).end()
         return await asyncio.to_thread(_packed_segment, speech, part, segment_id, info, was_redrawn)
 
@@ -98,7 +98,7 @@ class SegmentMaker:
         speech = _Speech(Usage(model=info.name, voice=voice, seed=request.seed))
         uncut = replace(info, max_segment_chars=max(info.max_segment_chars, len(request.text)))
         synthesizer = UtteranceSynthesizer(self._synthesizers[request.model])
-        async with aclosing(synthesizer.speak(utterance, uncut, Listener.of(background=True))) as chunks:
+        async with aclosing(synthesizer.speak_utterance(utterance, uncut, Listener.of(background=True))) as chunks:
             async for chunk in chunks:
                 speech.codes.append(chunk.codes)
                 speech.pcm += chunk.pcm

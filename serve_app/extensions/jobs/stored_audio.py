@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from deployments.protocol import FinishReason, PcmChunk
-from serve_app.api.responses.listing import apart
-from serve_app.audio.formats import AudioForm, AudioFormat, CompressedEncoder, RawEncoder, open_encoder
+from serve_app.api.responses.listing import run_in_thread
+from serve_app.audio.formats import AudioFormat, AudioOptions, CompressedEncoder, RawEncoder, open_encoder
 from serve_app.extensions.jobs.job_store import Content, JobStore
 from serve_app.extensions.jobs.stored_job import MadeSegment
 from serve_app.extensions.jobs.work import Json, Track
 from serve_app.extensions.voices.voice_store import Damaged
 from serve_app.extensions.word_times.word_times import WordTimes
-from serve_app.speech.segments import behind_space
+from serve_app.speech.segments import skip_whitespace
 
 _LONGEST_WAV = 2**32 - 4096  # bytes of audio that leave room for the header
 _LONGEST_MP3_KEPT = 16 << 20  # bytes of PCM, almost six minutes; the header of any shorter MP3 contains its length
@@ -23,7 +23,7 @@ _LONGEST_MP3_KEPT = 16 << 20  # bytes of PCM, almost six minutes; the header of 
 class StoredAudio:
     """Audio of a finished part or job in one format."""
 
-    def __init__(self, store: JobStore, track: Track, form: AudioForm) -> None:
+    def __init__(self, store: JobStore, track: Track, form: AudioOptions) -> None:
         """Parse the segment names. Blocks if the job is long."""
         self._store, self._track, self._form = store, track, form
         self._made = _made(track)
@@ -49,7 +49,7 @@ class StoredAudio:
             begins = before
             before += 2 * made.samples
             if before > start and begins < end:
-                content = await apart(self._store.content, self._track.job_id, made)
+                content = await run_in_thread(self._store.content, self._track.job_id, made)
                 yield content.pcm[max(0, start - begins) : end - begins]
 
     def _header(self) -> bytes:
@@ -61,10 +61,10 @@ class StoredAudio:
         is_streamed = self._form.audio_format is AudioFormat.MP3 and self._pcm_bytes > _LONGEST_MP3_KEPT
         encoder = self._open(None if is_streamed else self._pcm_bytes)
         for made in self._made:
-            content = await apart(self._store.content, self._track.job_id, made)
-            if audio := await apart(encoder.encode, content.pcm):
+            content = await run_in_thread(self._store.content, self._track.job_id, made)
+            if audio := await run_in_thread(encoder.encode, content.pcm):
                 yield audio
-        if audio := await apart(encoder.close):
+        if audio := await run_in_thread(encoder.close):
             yield audio
 
     def _open(self, num_bytes: int | None) -> RawEncoder | CompressedEncoder:
@@ -79,8 +79,8 @@ def _made(track: Track) -> list[MadeSegment]:
 async def words_of(store: JobStore, track: Track, number: int) -> Json:
     """Return the start and end of each word and segment in a finished part, in seconds of its audio. Raises Damaged."""
     content = partial(store.content, with_audio=False)
-    heard = [(made, await apart(content, track.job_id, made)) for made in _made(track)]
-    return await apart(_words, store, track.job_id, number, heard)
+    heard = [(made, await run_in_thread(content, track.job_id, made)) for made in _made(track)]
+    return await run_in_thread(_words, store, track.job_id, number, heard)
 
 
 def _words(store: JobStore, job_id: str, number: int, heard: list[tuple[MadeSegment, Content]]) -> Json:
@@ -95,7 +95,7 @@ def _words(store: JobStore, job_id: str, number: int, heard: list[tuple[MadeSegm
     begun_s, chars = 0.0, 0
     for (made, content), segment in zip(heard, part.segments, strict=True):
         ends_s = begun_s + made.samples / info.sample_rate
-        chars = behind_space(spoken, chars)
+        chars = skip_whitespace(spoken, chars)
         positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
         silence = bytes(2 * made.samples)  # WordTimes only uses the audio's length
         reason = FinishReason.STOP if made is heard[-1][0] else None

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
 from serve_app.api.bounded_websocket import LEAVING, MAX_MESSAGE_BYTES
-from serve_app.api.context import replica_stops, state_of
+from serve_app.api.context import state_of, wait_until_stopping
 from serve_app.api.error_replies import (
     INTERNAL,
     POLICY_VIOLATION,
@@ -211,7 +211,7 @@ class Connection(ABC):
             self._leaving = loop.create_task(self._leave_with_replica())
 
     async def _leave_with_replica(self) -> None:
-        await replica_stops()
+        await wait_until_stopping()
         await self._leave()
 
     async def _leave(self) -> None:

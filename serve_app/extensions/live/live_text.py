@@ -155,7 +155,7 @@ class LiveText(Segments):
     def finish(self) -> None:
         """Mark the text as complete. The speech ends once all of the text has been spoken."""
         self.is_complete = True
-        if self._next_take_in is None and not self.is_taken_in:
+        if self._next_take_in is None and not self.is_text_complete:
             self._finish()
 
     def close(self) -> None:
@@ -172,13 +172,13 @@ class LiveText(Segments):
 
         The word can be incomplete, because the talker can run its prefill while the rest arrives.
         """
-        while not (self.is_taken_in or self._num_words or self._reader.will_speak):
+        while not (self.is_text_complete or self._num_words or self._reader.will_speak):
             await self._changed.wait()
         await self.segment(0)  # waits for the style of the segment
-        return not self.is_taken_in or self._num_words > 0
+        return not self.is_text_complete or self._num_words > 0
 
     @property
-    def is_taken_in(self) -> bool:
+    def is_text_complete(self) -> bool:
         return self._is_taken_in
 
     @property
@@ -190,14 +190,14 @@ class LiveText(Segments):
         """Counts as in SpokenText for the text received so far. Later text adds to the same counter."""
         return self._reader.left_out
 
-    async def is_plenty(self) -> None:
-        while not self.is_taken_in and self._num_spoken_chars < _PLENTY_CHARS:
+    async def wait_for_first_text(self) -> None:
+        while not self.is_text_complete and self._num_spoken_chars < _PLENTY_CHARS:
             await self._changed.wait()
 
     def smoothed(
         self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener
     ) -> AsyncGenerator[PcmChunk, None]:
-        return without_clicks(chunks, sample_rate, listener, may_stall=lambda: not self.is_taken_in)
+        return without_clicks(chunks, sample_rate, listener, may_stall=lambda: not self.is_text_complete)
 
     def known_segment(self, number: int) -> SynthesisRequest | None:
         """Return a segment, or None if its text or its style is not ready yet. Raises the errors of `restyle`."""
@@ -208,13 +208,13 @@ class LiveText(Segments):
 
     async def segment(self, number: int) -> SynthesisRequest | None:
         while (request := self.known_segment(number)) is None:
-            if self.is_taken_in and number >= len(self._segments):
+            if self.is_text_complete and number >= len(self._segments):
                 return None
             await self._changed.wait()
         return request
 
     def is_last(self, number: int) -> bool:
-        return self.is_taken_in and super().is_last(number)
+        return self.is_text_complete and super().is_last(number)
 
     def segment_text(self, number: int) -> str:
         return self._mailboxes[number].text

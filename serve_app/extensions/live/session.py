@@ -42,7 +42,7 @@ from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import silence
 from serve_app.text.characters import (
     is_speakable,
-    without_halves,
+    repair_surrogates,
 )
 from serve_app.text.languages import foreign_language
 from serve_app.text.spoken import SpokenText
@@ -122,7 +122,7 @@ class Session:
     def flush(self) -> Turn:
         """End the current turn, or an empty new one. A `Flushed` event for the turn follows."""
         turn = self._turns[-1] if self.is_writing else self._open_turn()
-        turn.is_complete, turn.text, turn.half = True, turn.text + without_halves(turn.half), ""
+        turn.is_complete, turn.text, turn.half = True, turn.text + repair_surrogates(turn.half), ""
         turn.write()
         return turn
 
@@ -214,7 +214,7 @@ class Session:
 
     async def _speak(self, turn: Turn) -> None:
         has_begun = False
-        self._rendering.play(speed=self._body.speed)
+        self._rendering.set_speed(speed=self._body.speed)
         turn.start_s = self._rendering.samples / self._delivery.rate(self._info)
         async with aclosing(self._chunks(turn)) as chunks:
             async for chunk in chunks:
@@ -286,7 +286,7 @@ class Session:
             turn.write()
             if has_words := await live.wait_for_words():
                 if foreign_language(turn.text[:_SCRIPT_CHARS], self._info.languages):  # perhaps only a name
-                    await live.is_plenty()
+                    await live.wait_for_first_text()
                     check_language(turn.text[:_SCRIPT_CHARS], self._body, self._info, self._body.voice)
                 turn.utterance = await live.going_on(self._continuation)
             yield turn.utterance if has_words else None

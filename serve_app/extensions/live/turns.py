@@ -12,7 +12,7 @@ from serve_app.extensions.live.live_text import LiveText
 from serve_app.extensions.word_times.word_times import Spoken, WordTimes
 from serve_app.speech.observers import Word
 from serve_app.speech.segments import Utterance
-from serve_app.text.characters import CJK, is_ideograph, without_halves
+from serve_app.text.characters import CJK, is_ideograph, repair_surrogates
 
 _CJK_SPACE = re.compile(rf"(?<={CJK})\s+(?={CJK})")
 
@@ -153,7 +153,7 @@ Event = Started | Audio | Words | InvalidRequest | Flushed | Cleared | Rest | Do
 def whole_characters(text: str) -> tuple[str, str]:
     """Join surrogate pairs into characters. Also return a trailing high surrogate, whose pair may follow later."""
     end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
-    return without_halves(text[:end]), text[end:]
+    return repair_surrogates(text[:end]), text[end:]
 
 
 def _without_cjk_spaces(text: str) -> str:

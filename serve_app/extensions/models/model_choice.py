@@ -106,13 +106,13 @@ def _by_model(
 
     If it is None, other fields determine the model.
     """
-    is_own = any(catalogue.means(name, info) for info in models) if name else False
+    is_own = any(catalogue.matches_model(name, info) for info in models) if name else False
     if name is None or (catalogue.is_alias(name, settings) and not is_own):
         return None
     if catalogue.unpinned(name) == CLONE_ALIAS and not is_own:
         return _of_kind(ModelKind.BASE, models, f"model {CLONE_ALIAS!r}", "model")
     named = next((info for info in models if info.name == name), None) or _only(
-        [info for info in models if catalogue.means(name, info)], f"model {name[:80]!r}", models[0]
+        [info for info in models if catalogue.matches_model(name, info)], f"model {name[:80]!r}", models[0]
     )
     if named is None and not lenient:
         raise catalogue.not_loaded(name, models, settings)
@@ -140,7 +140,7 @@ def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -
     own = [info for info in speaking if wanted in info.voices]
     chosen = _only(own or [info for info in speaking if wanted in catalogue.aliases(info.voices)], "voice", models[0])
     if chosen is None and not lenient:
-        catalogue.resolve(wanted, list(dict.fromkeys(voice for info in speaking for voice in info.voices)))
+        catalogue.find_speaker(wanted, list(dict.fromkeys(voice for info in speaking for voice in info.voices)))
     return chosen
 
 

@@ -17,7 +17,7 @@ from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.speech_request import CONTENT_TYPES
 from serve_app.api.responses.speech_response import SpeechResponse, audio_body
-from serve_app.api.responses.whole_audio import AUDIO_HERE, ByteQuota, collected, object_with
+from serve_app.api.responses.whole_audio import AUDIO_HERE, ByteQuota, object_with, read_all
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route, Sample
@@ -93,12 +93,12 @@ async def _speak_item(
     speech = await strict_request(
         service.resolver, fields, default=AudioFormat.WAV, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
     )
-    utterance = (await service.begin_utterance(request, speech)).utterance
+    utterance = (await service.prepare_utterance(request, speech)).utterance
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
     usage = Usage()
     rendering = replace(speech.delivery, whole=True).rendering(speech.info)
     quota.expect(speech.body, speech.delivery, speech.info)
-    content = await collected(
+    content = await read_all(
         audio_body(service.models.of(utterance).speak(utterance, speech.info), rendering, usage, quota=quota), quota
     )
     state_of(request).record.usage.include(usage)

@@ -24,7 +24,7 @@ from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.voice_source import KeptVoice
+from serve_app.api.voice_source import ClonedVoice
 from serve_app.config import LEAST_SEGMENT_CHARS, Markup
 from serve_app.extension import Dialect, Opened, Route
 from serve_app.extensions.text.lexicon import Lexicon
@@ -76,7 +76,7 @@ async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, ob
 
 
 async def read_text(
-    resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None
+    resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
 ) -> tuple[SpokenText, ignored_fields.Reasons]:
     """Return the spoken text of `body.input`, and the reasons why parts of the text or some fields have no effect.
 
@@ -114,7 +114,7 @@ async def read_text(
     return spoken, reasons | ignored_fields.of_text(spoken)
 
 
-async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: KeptVoice | None) -> str | None:
+async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None) -> str | None:
     """Return the language for text normalization, or None if it is uncertain and the request accepts any language.
 
     Raises InvalidRequest if the language is uncertain and the request must set `language`.

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.voice_source import KeptVoice
+from serve_app.api.voice_source import ClonedVoice
 from serve_app.text.characters import clean
 
 MAX_SPANS = 64  # maximum number of styled spans per text
@@ -103,7 +103,7 @@ class StyleRules:
     any_bracket: bool = False  # whether words in brackets are always a tag
 
     @classmethod
-    def of(cls, body: SpeechBody, info: ModelInfo, stored: KeptVoice | None) -> Self:
+    def of(cls, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None) -> Self:
         follows: Literal["nothing", "manners", "all"] = "nothing"
         if info.supports_instructions:
             follows = "all" if info.spoken_form is None else "manners"

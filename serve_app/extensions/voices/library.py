@@ -253,12 +253,12 @@ class Voices(Opened):
             raise InvalidRequest(message, "voice", "recording_disabled")
         key = voice.key(take, info.fingerprint or info.name)
         unprepared = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
-        reference = recordings.by_prompt(unprepared)
+        reference = recordings.with_prompt(unprepared)
         if reference.prompt is None and (prompt := await self.aside(self.files().derived, voice, key)) is not None:
-            recordings.keep_clone_prompt(unprepared, prompt)
-            reference = recordings.by_prompt(unprepared)
+            recordings.store_clone_prompt(unprepared, prompt)
+            reference = recordings.with_prompt(unprepared)
         is_known = reference.prompt is not None
-        metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
+        metrics.record_recording_lookups("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
         if is_known:
             return reference
         if len(self._underived) >= _MOST_UNDERIVED:  # cancelled streams never return a prompt
@@ -271,7 +271,7 @@ class Voices(Opened):
     async def _keep_prompts(self) -> None:
         """Store the prompts that replicas have derived from the samples."""
         for key, (voice, unprepared) in list(self._underived.items()):
-            prompt = recordings.by_prompt(unprepared).prompt
+            prompt = recordings.with_prompt(unprepared).prompt
             if prompt is not None and self._underived.pop(key, None) is not None:
                 await self.aside(self.files().keep_derived, voice, key, prompt)
 

@@ -260,7 +260,7 @@ class StoredVoice(Stored):
     def has_style(self, words: str | None) -> bool:
         return self.take_named(words) is not None
 
-    def take_note(self, words: str | None, *, is_tagged: bool) -> str:
+    def describe_take(self, words: str | None, *, is_tagged: bool) -> str:
         """Describe which take is used, and why."""
         named = self.take_named(words)
         take = named or self.takes[0]

@@ -14,7 +14,7 @@ from serve_app.api.context import state_of
 from serve_app.api.parsing.client_input import parse_object
 from serve_app.api.parsing.forms import SentForm, read_form
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.responses.listing import begun, json_apart, page_of
+from serve_app.api.responses.listing import json_in_thread, page_of, prefetch_first
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.recordings import PREPARATIONS
@@ -106,7 +106,7 @@ async def export_voice(service: SpeechService, request: Request, voice_id: str) 
     voice = await voices_of(service).get(voice_id)
     headers = {"content-disposition": f'attachment; filename="{voice.id}{FILE_SUFFIX}"'}
     store, state = voices_of(service).files(), state_of(request)
-    quota = state.held.enter_context(ByteQuota(state.caller.name))
+    quota = state.exit_stack.enter_context(ByteQuota(state.caller.name))
     quota.hold(max(take.num_bytes for take in voice.takes))
     parts = packed(voice, partial(store.recording, voice))
 
@@ -114,7 +114,7 @@ async def export_voice(service: SpeechService, request: Request, voice_id: str) 
         while part := await voices_of(service).aside(partial(next, parts, b"")):
             yield part
 
-    return StreamingResponse(await begun(content()), media_type="application/zip", headers=headers)
+    return StreamingResponse(await prefetch_first(content()), media_type="application/zip", headers=headers)
 
 
 async def add_consent(service: SpeechService, request: Request) -> Response:
@@ -129,7 +129,7 @@ async def add_consent(service: SpeechService, request: Request) -> Response:
 async def list_consents(service: SpeechService, after: str = "", limit: str = "20") -> Response:
     """Return a page of consents, newest first."""
     consents = await voices_of(service).consents()
-    return await json_apart(page_of, consents[::-1], _consent, after, limit)
+    return await json_in_thread(page_of, consents[::-1], _consent, after, limit)
 
 
 async def show_consent(service: SpeechService, consent_id: str) -> Json:

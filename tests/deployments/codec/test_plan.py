@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments.codec.plan import MANY_WORKERS, ChunkPlan, call_sizes, chosen_ramp, fitted_ramp, parts
+from deployments.codec.plan import MANY_WORKERS, ChunkPlan, call_sizes, chosen_ramp, fitted_ramp, split_frames
 
 RAMP = (1, 2, 4, 8, 12)
 FRAME_S = 0.08
@@ -104,7 +104,7 @@ def test_patience_ends_when_the_lead_gets_low() -> None:
 def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
     sizes = call_sizes((1, 2, 4, 8, 12, 12))
     assert sizes == (12, 8, 4, 2, 1)
-    assert sum(parts(frames, sizes)) == frames
+    assert sum(split_frames(frames, sizes)) == frames
     sizes = ChunkPlan(RAMP, frame_s=FRAME_S).recall_sizes(frames)
     assert set(sizes) <= {1, 2, 4, 8, 12, 24, 48, 96, 192}
     assert sum(sizes) == frames

@@ -61,10 +61,10 @@ def test_only_the_stream_is_redone(value: float, rounded: CodecDecoder, decoder:
     others = [0, 2]
     assert torch.equal(heard[others], undisturbed[others])
     exact = chunks(decoder, codes)[BAD_ROW]
-    noise_db = snr_db(exact, undisturbed[BAD_ROW])
-    assert snr_db(exact, heard[BAD_ROW]) > noise_db - 1.0
+    ratio_db = snr_db(exact, undisturbed[BAD_ROW])
+    assert snr_db(exact, heard[BAD_ROW]) > ratio_db - 1.0
     begin, end = (sum(SIZES[:call]) * decoder.frame_samples for call in (BAD_CALL, BAD_CALL + 1))
-    assert snr_db(exact[begin:end], heard[BAD_ROW, begin:end]) > noise_db
+    assert snr_db(exact[begin:end], heard[BAD_ROW, begin:end]) > ratio_db
     assert rounded.repaired == 1
 
 

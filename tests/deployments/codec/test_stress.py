@@ -20,7 +20,7 @@ from deployments.codec.plan import GPU_RAMP
 from deployments.codec.pool import codec
 from deployments.config import CodecConfig, DType
 from deployments.errors import StartError
-from deployments.talker.engine.startup import prepare_nothing
+from deployments.talker.engine.startup import precompile_nothing
 from talkray_tools.random_codec import Stress, randomize_codec, randomize_decoder
 from talkray_tools.released import SHAPES
 from talkray_tools.unfolded_codec import DecoderNetwork
@@ -53,17 +53,17 @@ def test_outliers_have_the_amplitudes_of_trained_ones(config: SpeechTokenizerCon
 class FakeSlots:
     """A decoder on a GPU whose error is known."""
 
-    def __init__(self, precision: Precision, noise_db: float) -> None:
-        self.precision, self._noise_db = precision.name, noise_db
+    def __init__(self, precision: Precision, ratio_db: float) -> None:
+        self.precision, self._noise_db = precision.name, ratio_db
 
-    def rehearse(self) -> None:
+    def run_all_shapes(self) -> None:
         pass
 
     def snr_db(self, every: object, audio: object) -> float:
         return self._noise_db
 
 
-@pytest.mark.parametrize(("noise_db", "chosen", "said"), [
+@pytest.mark.parametrize(("ratio_db", "chosen", "said"), [
     ({"float16": 52.0}, "float16", "decodes in float16, 52.0 dB above its error"),
     ({"float16": 20.0, "tf32": 40.0}, "tf32", "not exact enough on this checkpoint (35 dB are): float16 20.0 dB"),
     ({"float16": -inf, "bfloat16": 36.0}, "bfloat16", "float16 -inf dB"),
@@ -71,13 +71,13 @@ class FakeSlots:
     ({"float16": 0.1, "tf32": 0.1, "float32": 0.1}, "float32", "no arithmetic is"),
 ])  # fmt: skip
 def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
-    noise_db: dict[str, float], chosen: str, said: str, decoder: CodecDecoder
+    ratio_db: dict[str, float], chosen: str, said: str, decoder: CodecDecoder
 ) -> None:
     lines: list[str] = []
     slots = fitting_slots(
         decoder,
-        lambda kind: FakeSlots(kind, noise_db[kind.name]),  # type: ignore[arg-type,return-value]
-        prepare=prepare_nothing,
+        lambda kind: FakeSlots(kind, ratio_db[kind.name]),  # type: ignore[arg-type,return-value]
+        precompile=precompile_nothing,
         report=lines.append,
     )
     assert slots.precision == chosen
@@ -88,21 +88,21 @@ def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
 BACKEND = "deployments.codec.backends.torch_backend"
 
 
-@pytest.mark.parametrize(("units", "flags", "packs", "noise_db", "precision"), [
+@pytest.mark.parametrize(("units", "flags", "packs", "ratio_db", "precision"), [
     (1, [], False, 36.0, "bfloat16"), (0, ["avx512_bf16"], True, 36.0, "bfloat16"),
     (0, ["amx_bf16"], True, 27.0, "float32"),
     (0, ["amx_bf16"], False, 36.0, "float32"),  # ONEDNN_MAX_CPU_ISA
     (0, ["avx512f"], True, 36.0, "float32"), (0, [], False, 36.0, "float32"),
 ])  # fmt: skip
 def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
-    units: int, flags: list[str], packs: bool, noise_db: float, precision: str, directory: Path,
+    units: int, flags: list[str], packs: bool, ratio_db: float, precision: str, directory: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     lines: list[str] = []
     for name, value in (("c_kernels.MATRIX_UNITS", units), ("_cpu_flags", lambda: flags)):
         monkeypatch.setattr(f"{BACKEND}.{name}", value)
     monkeypatch.setattr(f"{BACKEND}.onednn_packs", lambda dtype: packs)
-    monkeypatch.setattr(codec, "noise", lambda decoder, exact: noise_db)
+    monkeypatch.setattr(codec, "probe_snr_db", lambda decoder, exact: ratio_db)
     monkeypatch.setattr(codec, "report_stage", lines.append)
     assert codec._load_decoder(directory, CodecConfig(), "cpu").precision == precision
     assert f"decodes in {precision}" in lines[0]
@@ -174,13 +174,13 @@ def test_stressed_weights_serve_on_a_gpu(released: DecoderNetwork) -> None:
             folded, num_slots=4, device=device, precision=kind, load_float32=lambda: CodecDecoder(TorchBackend(folded))
         )
 
-    slots = fitting_slots(exact, make, prepare=prepare_nothing, report=lines.append)
+    slots = fitting_slots(exact, make, precompile=precompile_nothing, report=lines.append)
     slots.capture()
     assert slots.precision == "float16", lines
     total = sum(GPU_RAMP)
     codes = torch.randint(2048, (3, total, 16), generator=torch.Generator().manual_seed(0))
     for slot in range(3):
-        slots.begin(slot)
+        slots.start_slot(slot)
         slots.write([slot] * total, range(total), codes[slot].short())
     parts = [np.stack([np.asarray(pcm) for pcm in slots.decode(range(3), frames).result()]) for frames in GPU_RAMP]
     with torch.inference_mode():
@@ -209,7 +209,7 @@ def test_a_stream_that_overflows_on_a_gpu_goes_on_in_float32() -> None:
     codes = torch.randint(8, 2048, (2, total, 16), generator=torch.Generator().manual_seed(0))
     codes[1, 5, 0] = 7  # in the third call; the fourth is under way before it has landed
     for slot in range(2):
-        slots.begin(slot)
+        slots.start_slot(slot)
         slots.write([slot] * total, range(total), codes[slot].short())
     decode_calls = [slots.decode(range(2), frames) for frames in GPU_RAMP]
     heard = np.concatenate(
@@ -219,7 +219,7 @@ def test_a_stream_that_overflows_on_a_gpu_goes_on_in_float32() -> None:
         exact = torch.from_numpy(to_pcm16(network(codes.cuda())))
     assert slots.repaired == 1
     assert all(snr_db(exact[stream], torch.from_numpy(heard[stream])) >= MIN_SNR_DB for stream in range(2))
-    slots.begin(1)  # a new stream in that slot owes nothing to the old one
+    slots.start_slot(1)  # a new stream in that slot owes nothing to the old one
     slots.write([1] * 4, range(4), codes[0, :4].short())
     (again,) = slots.decode([1], 4).result()
     assert snr_db(exact[0, : 4 * 1920], torch.from_numpy(np.asarray(again))) >= MIN_SNR_DB

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.gpu.card import AMPERE, Card, half_precision, remark, torch_cuda, why_not
+from deployments.gpu.card import AMPERE, Card, half_precision, remark, torch_cuda, unsupported_reason
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ def test_turing_computes_in_float16(capability: tuple[int, int], dtype: str) -> 
     ("K80", (3, 7), "too old"),
 ])  # fmt: skip
 def test_cards_without_kernels_are_refused_by_name(name: str, capability: tuple[int, int], family: str) -> None:
-    reason = why_not(card(name, capability), (13, 0))
+    reason = unsupported_reason(card(name, capability), (13, 0))
     dotted = ".".join(map(str, capability))
     assert reason is not None
     assert reason.startswith(f"{name} has compute capability {dotted} ({family}), Talkray requires 7.5 (Turing)")
@@ -44,7 +44,7 @@ def test_cards_without_kernels_are_refused_by_name(name: str, capability: tuple[
     ("580.65.06", (13, 2), None),
 ])  # fmt: skip
 def test_the_driver_must_know_the_cuda_of_torch(driver: str, cuda: tuple[int, int], needed: str | None) -> None:
-    reason = why_not(card("RTX 3060", (8, 6), driver), cuda)
+    reason = unsupported_reason(card("RTX 3060", (8, 6), driver), cuda)
     if needed is None:
         assert reason is None
     else:
@@ -53,7 +53,7 @@ def test_the_driver_must_know_the_cuda_of_torch(driver: str, cuda: tuple[int, in
 
 
 def test_a_torch_for_cpus_beside_a_gpu() -> None:
-    reason = why_not(card("RTX 3060", (8, 6)), None)
+    reason = unsupported_reason(card("RTX 3060", (8, 6)), None)
     assert reason is not None
     assert "install the CUDA build" in reason
 

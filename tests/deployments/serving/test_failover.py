@@ -28,14 +28,14 @@ def frame(number: int, *, last: bool = False) -> FrameChunk:
 
 class Asking(ReplicaStream[FrameChunk, FrameChunk]):
     def __init__(
-        self, ask: Callable[[], AsyncGenerator[FrameChunk, None]], *,
+        self, call: Callable[[], AsyncGenerator[FrameChunk, None]], *,
         receive: Callable[[FrameChunk], FrameChunk] = lambda chunk: chunk, lost: type[ReplicaLost] = TalkerLost,
     ) -> None:  # fmt: skip
         super().__init__("r", lost, is_background=False)
-        self._ask, self._receive = ask, receive
+        self._call, self._receive = call, receive
 
-    def ask(self) -> AsyncGenerator[FrameChunk, None]:
-        return self._ask()
+    def call(self) -> AsyncGenerator[FrameChunk, None]:
+        return self._call()
 
     def receive(self, chunk: FrameChunk) -> FrameChunk:
         return self._receive(chunk)
@@ -52,7 +52,7 @@ class Replicas:
         self.have: list[int] = []
         self.trail: list[str] = []
 
-    def ask(self) -> AsyncGenerator[FrameChunk, None]:
+    def call(self) -> AsyncGenerator[FrameChunk, None]:
         self.asked.append(len(self.have))
         return self._play(self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0])
 
@@ -68,7 +68,7 @@ class Replicas:
             self.was_closed.set()
 
     async def read(self, lost: type[ReplicaLost] = TalkerLost) -> list[int]:
-        async with aclosing(with_failover(Asking(self.ask, lost=lost))) as chunks:
+        async with aclosing(with_failover(Asking(self.call, lost=lost))) as chunks:
             async for chunk in chunks:
                 self.have += chunk.codes[:, 0].tolist()
                 self.trail += [stage for stage, _ in chunk.trail]
@@ -92,12 +92,12 @@ def test_another_replica_is_asked_at_once_and_others_ever_later_and_losses_are_t
     monkeypatch.setattr(failover, "time", SimpleNamespace(monotonic=clock, time_ns=lambda: round(clock() * 1e9)))
     attempts = Attempts(TalkerLost, "r")
     for _ in range(2):
-        attempts.received(frame(1))
+        attempts.record_progress(frame(1))
         assert attempts.delay_after(LOST) == 0.0
         assert [attempts.delay_after(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
         clock.now_s += 0.5
     assert [attempts.delay_after(Overloaded("full", 1.0)) for _ in range(4)] == [0.16, 0.32, 0.5, 0.5]
-    attempts.received(frame(2))
+    attempts.record_progress(frame(2))
     losses = ("TalkerLost", 100_000_000_000), ("TalkerLost", 100_500_000_000)
     assert attempts.with_losses(frame(3)).trail == losses, "also if no item was passed on between them"
     assert attempts.with_losses(frame(4)).trail == ()
@@ -111,7 +111,7 @@ async def test_a_stream_that_its_reader_ends_is_left_there() -> None:
     def until_two(chunk: FrameChunk) -> FrameChunk:
         return replace(chunk, finish_reason=FinishReason.SILENCE) if chunk.codes[0, 0] == 2 else chunk
 
-    chunks = [chunk async for chunk in with_failover(Asking(replicas.ask, receive=until_two))]
+    chunks = [chunk async for chunk in with_failover(Asking(replicas.call, receive=until_two))]
     assert [chunk.finish_reason for chunk in chunks] == [None, FinishReason.SILENCE]
     assert (replicas.closed, replicas.played) == (1, 0)
 
@@ -193,7 +193,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def persisted(replicas: Replicas, *, pause_behind: int) -> list[int]:
     """What a reader has that takes nothing behind so many frames until their replica was left."""
-    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
+    async with aclosing(with_failover(Asking(replicas.call))) as chunks:
         async for chunk in chunks:
             replicas.have += chunk.codes[:, 0].tolist()
             replicas.trail += [stage for stage, _ in chunk.trail]
@@ -223,7 +223,7 @@ async def test_what_was_whole_when_its_reader_paused_is_not_asked_for_again() ->
 @pytest.mark.usefixtures("impatient")
 async def test_who_leaves_while_away_leaves_nothing_behind() -> None:
     replicas = Replicas([frame(1), frame(2), frame(3)])
-    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
+    async with aclosing(with_failover(Asking(replicas.call))) as chunks:
         await anext(chunks)
         await anext(chunks)
         await asyncio.wait_for(replicas.was_closed.wait(), 5.0)
@@ -233,7 +233,7 @@ async def test_who_leaves_while_away_leaves_nothing_behind() -> None:
 @pytest.mark.usefixtures("impatient")
 async def test_what_was_only_asked_for_ahead_of_time_is_kept() -> None:
     replicas = Replicas([frame(1), frame(2), frame(3, last=True)])
-    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
+    async with aclosing(with_failover(Asking(replicas.call))) as chunks:
         await anext(chunks)
         for _ in range(10):
             await asyncio.sleep(0)
@@ -244,7 +244,7 @@ async def test_what_was_only_asked_for_ahead_of_time_is_kept() -> None:
 async def test_a_reader_that_is_cancelled_while_its_replica_is_being_left() -> None:
     is_closing = asyncio.Event()
 
-    async def ask() -> AsyncGenerator[FrameChunk, None]:
+    async def call() -> AsyncGenerator[FrameChunk, None]:
         try:
             for number in range(9):
                 yield frame(number)
@@ -253,7 +253,7 @@ async def test_a_reader_that_is_cancelled_while_its_replica_is_being_left() -> N
             await asyncio.Event().wait()
 
     async def read() -> None:
-        async with aclosing(with_failover(Asking(ask))) as chunks:
+        async with aclosing(with_failover(Asking(call))) as chunks:
             async for chunk in chunks:
                 if chunk.codes[0, 0]:
                     await asyncio.wait_for(is_closing.wait(), 5.0)
@@ -269,6 +269,6 @@ async def test_a_reader_that_is_cancelled_while_its_replica_is_being_left() -> N
 
 async def test_leaving_closes_what_is_behind() -> None:
     replicas = Replicas([frame(1), frame(2)])
-    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
+    async with aclosing(with_failover(Asking(replicas.call))) as chunks:
         await anext(chunks)
     assert replicas.closed == 1

@@ -17,7 +17,7 @@ from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overl
 from deployments.limits import Rate
 from deployments.protocol import FinishReason, FrameChunk
 from deployments.serving.failover import with_failover
-from deployments.serving.handles import ItemReader, ask_all_replicas, ask_replica, from_ray_error, read_replica
+from deployments.serving.handles import ItemReader, call_all_replicas, call_replica, from_ray_error, stream_from_replica
 from tests.deployments.serving.test_failover import Asking
 
 pytestmark = pytest.mark.anyio
@@ -102,12 +102,12 @@ def test_a_dead_replica_is_a_loss_of_its_kind(error: Exception, lost: type[Talke
 
 async def test_a_full_pool_says_when_to_ask_again_by_its_own_streams() -> None:
     for _ in range(100):
-        await collect(read_replica(Handle("a", name="Talker-fast"), "generate", "request", lost=TalkerLost))
+        await collect(stream_from_replica(Handle("a", name="Talker-fast"), "generate", "request", lost=TalkerLost))
     after_s = []
     for name in ("Talker-fast", "Talker-slow"):
         full = Handle(BackPressureError(8, 8), name=name)
         with pytest.raises(Overloaded) as refused:
-            await collect(read_replica(full, "generate", "request", lost=TalkerLost))
+            await collect(stream_from_replica(full, "generate", "request", lost=TalkerLost))
         after_s.append(refused.value.retry_after_s)
     fast_s, slow_s = after_s
     assert 0 < fast_s < slow_s
@@ -125,7 +125,7 @@ def test_other_exceptions_stay_what_they_are() -> None:
 
 async def test_an_error_comes_after_the_items_before_it() -> None:
     handle = Handle("a", from_replica(InvalidRequest("too long", "input")))
-    async with aclosing(read_replica(handle, "generate", "request", lost=TalkerLost)) as items:
+    async with aclosing(stream_from_replica(handle, "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
         with pytest.raises(InvalidRequest, match="too long") as caught:
             await anext(items)
@@ -138,7 +138,7 @@ async def test_a_call_that_has_ended_holds_its_request_no_more() -> None:
     held = weakref.ref(request)
     gc.disable()
     try:
-        await collect(read_replica(Handle("a"), "generate", request, lost=TalkerLost))
+        await collect(stream_from_replica(Handle("a"), "generate", request, lost=TalkerLost))
         del request
         assert held() is None
     finally:
@@ -147,7 +147,7 @@ async def test_a_call_that_has_ended_holds_its_request_no_more() -> None:
 
 async def test_leaving_a_stream_cancels_the_call() -> None:
     handle = Handle("a", "b")
-    async with aclosing(read_replica(handle, "generate", "request", lost=TalkerLost)) as items:
+    async with aclosing(stream_from_replica(handle, "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
         assert not handle.response.cancelled
     assert handle.response.cancelled
@@ -156,7 +156,7 @@ async def test_leaving_a_stream_cancels_the_call() -> None:
 async def test_a_call_that_serve_cancels_is_a_move_and_not_a_cancelled_reader() -> None:
     handle = Handle(1, asyncio.CancelledError())
     with pytest.raises(Moved, match="cancelled"):
-        await collect(read_replica(handle, "generate", "request", lost=TalkerLost))
+        await collect(stream_from_replica(handle, "generate", "request", lost=TalkerLost))
 
 
 async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() -> None:
@@ -170,7 +170,7 @@ async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() 
     calls = iter(handles)
 
     def ask() -> AsyncGenerator[FrameChunk, None]:
-        return read_replica(next(calls), "generate", "request", lost=TalkerLost)
+        return stream_from_replica(next(calls), "generate", "request", lost=TalkerLost)
 
     heard = [chunk async for chunk in with_failover(Asking(ask))]
     assert sum(len(chunk.codes) for chunk in heard) == 11
@@ -180,7 +180,7 @@ async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() 
 async def test_a_call_is_cancelled_once_it_has_been_taken() -> None:
     taken = asyncio.Event()
     handle = Handle(taken, 1, asyncio.Event())
-    reading = asyncio.create_task(collect(read_replica(handle, "generate", "request", lost=TalkerLost)))
+    reading = asyncio.create_task(collect(stream_from_replica(handle, "generate", "request", lost=TalkerLost)))
     await asyncio.sleep(0)
     reading.cancel()
     await asyncio.wait((reading,))
@@ -194,13 +194,13 @@ async def test_a_call_is_cancelled_once_it_has_been_taken() -> None:
 
 async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
     handle = Handle("info")
-    assert await ask_replica(handle, "describe", lost=TalkerLost) == "info"
+    assert await call_replica(handle, "describe", lost=TalkerLost) == "info"
     assert handle.calls == [("describe", False), ()]
     for raised, ours in ((ActorDiedError(), TalkerLost), (asyncio.CancelledError(), Moved)):
         with pytest.raises(ours):
-            await ask_replica(Handle(raised), "describe", lost=TalkerLost)
+            await call_replica(Handle(raised), "describe", lost=TalkerLost)
     with pytest.raises(TimeoutError):  # its own cancellation stays one
-        await asyncio.wait_for(ask_replica(Handle(asyncio.Event()), "describe", lost=TalkerLost), 0.01)
+        await asyncio.wait_for(call_replica(Handle(asyncio.Event()), "describe", lost=TalkerLost), 0.01)
 
 
 class Everybody:
@@ -224,18 +224,18 @@ class Everybody:
 
 async def test_all_replicas_answer_or_it_is_not_ready() -> None:
     handle = Everybody()
-    assert await ask_all_replicas(handle, "forget", "voices") == [1, 2]
+    assert await call_all_replicas(handle, "forget", "voices") == [1, 2]
     assert handle.asked == [("forget", "voices")]
     unavailable = DeploymentUnavailableError(DeploymentID("Talker", "default"))
     for error in (TimeoutError(), ActorDiedError(), from_replica(KeyError("a bug")), RpcError(), unavailable):
         with pytest.raises(NotReady, match="Talker: not every replica has answered forget"):
-            await ask_all_replicas(Everybody(error), "forget", "voices")
+            await call_all_replicas(Everybody(error), "forget", "voices")
 
 
 async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
     handle = Handle("a", asyncio.Event())
-    async with aclosing(read_replica(handle, "generate", "request", lost=TalkerLost)) as items:
+    async with aclosing(stream_from_replica(handle, "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
         with pytest.raises(TalkerLost, match="silent for 0 s"):
             await anext(items)
@@ -245,7 +245,7 @@ async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPat
 async def test_what_came_while_this_process_could_not_run_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
     came = asyncio.Event()
-    async with aclosing(read_replica(Handle("a", came, "b"), "generate", "request", lost=TalkerLost)) as items:
+    async with aclosing(stream_from_replica(Handle("a", came, "b"), "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
         reading = asyncio.create_task(anext(items))
         await asyncio.sleep(0)
@@ -260,13 +260,13 @@ async def test_a_call_that_no_replica_takes_is_lost(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("deployments.serving.handles._ACCEPT_S", 0.05)
     handle = Handle(asyncio.Event())
     with pytest.raises(TalkerLost, match="silent for 0 s"):
-        await collect(read_replica(handle, "generate", "request", lost=TalkerLost))
+        await collect(stream_from_replica(handle, "generate", "request", lost=TalkerLost))
     assert handle.response.cancelled
 
 
 async def test_the_time_a_reader_takes_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
-    async with aclosing(read_replica(Handle("a", "b"), "generate", "request", lost=TalkerLost)) as items:
+    async with aclosing(stream_from_replica(Handle("a", "b"), "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
         await asyncio.sleep(0.1)
         assert await anext(items) == "b"
@@ -285,13 +285,13 @@ async def test_an_item_is_asked_for_when_its_reader_waits_for_it() -> None:
         for number in range(3):
             assert await items.wait(10.0)
             assert await items.wait(10.0)  # the same one
-            assert items.take() == number
+            assert items.get_nowait() == number
             await asyncio.sleep(0)
             assert asked == list(range(number + 1))
         assert await items.wait(10.0)
         with pytest.raises(StopAsyncIteration):
-            items.take()
-        await items.drop()
+            items.get_nowait()
+        await items.aclose()
 
 
 async def test_what_does_not_come_in_time_may_come_later() -> None:
@@ -300,22 +300,22 @@ async def test_what_does_not_come_in_time_may_come_later() -> None:
     assert not await items.wait(0.001)
     gate.set()
     assert await items.wait(10.0)
-    assert items.take() == "a"
+    assert items.get_nowait() == "a"
     assert await items.wait(10.0)
     with pytest.raises(ValueError, match="broken"):
-        items.take()
-    await items.drop()
+        items.get_nowait()
+    await items.aclose()
 
 
 async def test_the_time_of_one_wait_does_not_end_the_next() -> None:
     came = asyncio.Event()
     items = ItemReader(aiter(Response(["a", came, "b"])))
     assert await items.wait(0.05)
-    assert items.take() == "a"
+    assert items.get_nowait() == "a"
     asyncio.get_running_loop().call_later(0.1, came.set)
     assert await items.wait(10.0)
-    assert items.take() == "b"
-    await items.drop()
+    assert items.get_nowait() == "b"
+    await items.aclose()
 
 
 async def test_a_reader_that_leaves_ends_what_it_waits_for() -> None:
@@ -335,11 +335,11 @@ async def test_a_reader_that_leaves_ends_what_it_waits_for() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert not left.is_set()
-    await items.drop()
+    await items.aclose()
     assert left.is_set()
 
 
 async def test_a_stream_passes_its_items_on() -> None:
     handle = Handle("a", "b")
-    assert await collect(read_replica(handle, "generate", "request", lost=TalkerLost)) == ["a", "b"]
+    assert await collect(stream_from_replica(handle, "generate", "request", lost=TalkerLost)) == ["a", "b"]
     assert handle.calls == [("generate", True), ("request",)]

@@ -84,25 +84,25 @@ def test_every_instrument_gets_values_in_its_unit_with_its_labels(recorded: Reco
     for seconds, instrument in enumerate((metrics.TTFP, metrics.TTFA, metrics.ONSET, metrics.STALLS), 3):
         instrument.record(seconds / 10, model="m")
     metrics.STAGES.record(0.25, stage="two")
-    metrics.audio(1.5, late_s=0.25, model="m")
-    metrics.audio(0.5, late_s=0.0)
-    metrics.finished(1.0, audio_s=4.0, reason=FinishReason.STOP, model="m")
-    metrics.finished(1.0, audio_s=0.0, reason=None)
+    metrics.record_chunk(1.5, late_s=0.25, model="m")
+    metrics.record_chunk(0.5, late_s=0.0)
+    metrics.record_stream(1.0, audio_s=4.0, reason=FinishReason.STOP, model="m")
+    metrics.record_stream(1.0, audio_s=0.0, reason=None)
     metrics.REDRAWN.record(1, reason="none", model="m")
     metrics.STREAMS.record(3, model="m")
     metrics.ROOM.record(0.75, model="")
     for count, gauge in enumerate((metrics.RUNNING, metrics.WANTED, metrics.DIED)):
         gauge.record(count, **talker, **ours)
-    metrics.talker_step(0.01, 6, 0.5, waiting=7)
-    metrics.talker_step(0.01, 0, 0.25, waiting=8)
+    metrics.record_talker_step(0.01, 6, 0.5, waiting=7)
+    metrics.record_talker_step(0.01, 0, 0.25, waiting=8)
     metrics.PRECISION.record(1, **codec, precision="float32")
     metrics.REPAIRS.record(9, **talker)
     metrics.REPAIRS.record(0, **codec)
     metrics.CODEC_LAG.record(0.6)
-    metrics.codec_call(0.02, 10, waiting=11, lag_s=0.7)
+    metrics.record_codec_call(0.02, 10, waiting=11, lag_s=0.7)
     metrics.DECODED.record(1.5, **codec)
-    metrics.references("codes", Lookups(hits=12, misses=13))
-    metrics.references("prompt", Lookups(hits=0, misses=0))
+    metrics.record_recording_lookups("codes", Lookups(hits=12, misses=13))
+    metrics.record_recording_lookups("prompt", Lookups(hits=0, misses=0))
     for number, used in enumerate(metrics.USED.values(), 20):
         used.record(number, **user)
     metrics.USED["failed"].record(2, key="", voice="", dialect="")
@@ -182,7 +182,7 @@ def test_what_ray_refuses_is_logged_and_the_next_record_reaches_it(caplog: pytes
 def test_what_a_model_records_has_its_name(recorded: Recorded) -> None:
     ray_metrics.install.cache_clear()
     ray_metrics.install("base")
-    metrics.talker_step(0.01, 0, 0.5, waiting=0)
+    metrics.record_talker_step(0.01, 0, 0.5, waiting=0)
     metrics.TTFP.record(0.1, model="design")  # an ingress knows all of them
     assert [tags for _, _, tags in recorded.take()] == [
         {"model": "base"}, {"pool": "talker", "model": "base"}, {"model": "design"},
@@ -201,13 +201,13 @@ def test_counters_of_a_pool_begin_at_zero(recorded: Recorded, pool: str) -> None
         metrics.REFUSALS.record(1, reason="line", model="clones")
         metrics.REDRAWN.record(1, reason=FinishReason.LOOP, model="voices")
         metrics.REFUSALS.record(1, reason="key")
-        metrics.finished(1.0, audio_s=0.0, reason=FinishReason.STOP, model="clones")
+        metrics.record_stream(1.0, audio_s=0.0, reason=FinishReason.STOP, model="clones")
     else:
         metrics.REPAIRS.record(1, pool=pool)
     for lost in {"ingress": ["CodecLost", "TalkerLost"], "codec": ["TalkerLost"], "talker": []}[pool]:
         metrics.FAILOVERS.record(1, reason=lost)
     for wanted in {"ingress": ["prompt"], "codec": ["codes"], "talker": ["codes", "speaker"]}[pool]:
-        metrics.references(wanted, Lookups(hits=1, misses=1))
+        metrics.record_recording_lookups(wanted, Lookups(hits=1, misses=1))
     for decoder in ("talker", "codec") if pool == "codec" else ():
         metrics.DECODED.record(1, pool=decoder)
     counted = {(name, tuple(sorted((tags or {}).items()))) for name, value, tags in recorded.take() if value == 1}

@@ -103,7 +103,7 @@ def test_a_node_waits_for_its_parts(
         (ray_private.api, "HTTP_PROXY_TIMEOUT", 60), (ray_private.client, "HTTP_PROXY_TIMEOUT", 60),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
-    ray_private.start_patiently(patience_s, [*given_ports.values()])
+    ray_private.extend_start_timeouts(patience_s, [*given_ports.values()])
     assert (patience_s, patience_s) == (ray_private.api.HTTP_PROXY_TIMEOUT, ray_private.client.HTTP_PROXY_TIMEOUT)
     ray_private.Node.start_head_processes(starting)
     assert vars(starting._ray_params) == persisted == given_ports

@@ -16,7 +16,7 @@ from deployments.protocol import (
     Reading,
     SynthesisRequest,
 )
-from deployments.serving.failover import Received, with_failover
+from deployments.serving.failover import ReceivedProgress, with_failover
 from deployments.serving.replica_streams import CodecAudio, OutgoingAudio, PendingFrames, TalkerAudio
 from deployments.speech_detection import LeadingSilence
 from tests.serve_app.fake import CUSTOM_VOICE
@@ -48,9 +48,9 @@ def test_audio_that_comes_later_meets_its_codes() -> None:
 def test_frames_that_exist_already_come_first() -> None:
     frames = PendingFrames(SAMPLES, codes(1, 2))
     frames.add(FrameChunk(codes(3), 5, FinishReason.STOP))
-    assert frames.over is None
+    assert frames.end_reason is None
     assert frames.take(9)[:, 0].tolist() == [1, 2, 3]
-    assert frames.over is FinishReason.STOP
+    assert frames.end_reason is FinishReason.STOP
 
 
 def test_marks_and_the_prompt_of_a_recording_are_taken_once() -> None:
@@ -96,10 +96,10 @@ async def test_a_segment_of_a_job_is_given_up_at_its_first_loss(
 
 
 def test_another_replica_goes_on_after_all_that_was_received() -> None:
-    received = Received()
+    received = ReceivedProgress()
     received.add(FrameChunk(NO_CODES, 0), 0)
     assert received.progress is None
-    received = Received(Progress(codes(1), SAMPLES))
+    received = ReceivedProgress(Progress(codes(1), SAMPLES))
     received.add(FrameChunk(codes(2, 3), 0), 2 * SAMPLES)
     progress = received.progress
     assert progress is not None
@@ -112,6 +112,6 @@ def test_another_replica_goes_on_after_all_that_was_received() -> None:
     progress = received.progress
     assert progress is not None
     assert 30.0 < progress.in_hand_s <= 60.0
-    progress = Received(progress).progress  # of a replica that makes the rest, and loses the next stage
+    progress = ReceivedProgress(progress).progress  # of a replica that makes the rest, and loses the next stage
     assert progress is not None
     assert 30.0 < progress.in_hand_s <= 60.0

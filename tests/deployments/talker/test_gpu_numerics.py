@@ -71,7 +71,7 @@ def logits_of(talker: Talker, networks: NetworkKind) -> Tensor:
     runner = build_runner(tables, cache, blocks, shape)
     speaking = sequences(talker)
     for sequence in speaking:
-        blocks.grow(sequence.id, sequence.num_positions + 1)
+        blocks.allocate(sequence.id, sequence.num_positions + 1)
     runner.prefill(speaking)
     return talker.logits(runner.state.hidden[:STREAMS])
 

@@ -14,11 +14,11 @@ import pytest
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import Codes, FinishReason, FrameChunk, Mailbox, Reference, SynthesisRequest
-from deployments.talker.engine import outgoing
+from deployments.talker.engine import output_queue
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.state.sequence import TextProgress
-from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
+from deployments.talker.text.tokenizer import IncrementalTokenizer, TextTokenizer
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, chunks_of, resumed, speak
 from tests.deployments.talker.engine.test_engine import push_end_of_speech
@@ -90,7 +90,7 @@ def whole(engine_of: Callable[[str], Engine]) -> Spoken:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_tokens_of_parts_are_those_of_the_whole_text(tokenizer: TextTokenizer, seed: int) -> None:
-    tokens, ids = LiveTokens(tokenizer), []
+    tokens, ids = IncrementalTokenizer(tokenizer), []
     for part in random_cuts(seed, "  " + TEXT + " \n "):
         ids += tokens.feed(part, is_last=False)
     ids += tokens.feed("", is_last=True)
@@ -123,8 +123,8 @@ def test_another_talker_reads_the_text_again_and_goes_on(engine: Engine, whole: 
 
 
 def test_nothing_is_left_to_do_while_the_writer_pauses(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "_HOLDING_LEAD_S", -math.inf)  # as on a GPU, hold whatever can be held
-    monkeypatch.setattr(engine.outgoing, "max_held", 8)
+    monkeypatch.setattr(output_queue, "_HOLDING_LEAD_S", -math.inf)  # as on a GPU, hold whatever can be held
+    monkeypatch.setattr(engine.output_queue, "max_held", 8)
     engine.add(0, live(at_once()))
     assert engine.is_idle
     engine.append_text(0, "Hello", is_last=False)

@@ -52,7 +52,7 @@ async def test_a_request_has_documented_forms(tmp_path: Path, engine: Engine, mo
     shown = {name.strip("`"): values for name, values in ROW.findall(PAGE.read_text(encoding="utf-8"))}
     speech, utterance, asked = await forms_at_the_ingress(shown["JSON"], tmp_path, monkeypatch)
     for_talker = await form_for_a_talker(asked)
-    sequence = engine.intake.prepare(1, for_talker)
+    sequence = engine.input_processor.build_sequence(1, for_talker)
     assert sequence is not None, "a text that is whole is a sequence at once"
     body = {name: value for name, value in speech.body if value != type(speech.body).model_fields[name].default}
     assert shown == {

@@ -253,7 +253,7 @@ def prompted(engine: Engine, rows: int, number: int) -> Sequence:
     cut = replace(prompt, text_ids=prompt.text_ids[:rows], codec_ids=prompt.codec_ids[:rows])
     limit = FrameLimit(99, FinishReason.LENGTH)
     sequence = Sequence(number, request, cut, engine.model_config.generation, limit, row=number, frame_s=0.08)
-    engine.runner.blocks.grow(number, rows + 1)
+    engine.runner.blocks.allocate(number, rows + 1)
     return sequence
 
 
@@ -340,7 +340,7 @@ def stepped(engine: Engine, size: int, seed: int, delays: np.ndarray) -> tuple[t
     for number in range(size):
         sequence = prompted(engine, 30 + number, number)
         sequence.request = replace(sequence.request, seed=1000 * seed + number, ignore_eos=True)
-        runner.blocks.grow(number, sequence.num_positions + len(delays))
+        runner.blocks.allocate(number, sequence.num_positions + len(delays))
         sequences.append(sequence)
     runner.prefill(sequences)
     for cycles in delays.tolist():
@@ -369,7 +369,7 @@ def test_the_lane_changes_no_bit(place: Place, checkpoint: Path) -> None:
     speaking = [prompted(engine, 20 + number, number) for number in range(16)]
     coming = [prompted(engine, 9 + 7 * number, 16 + number) for number in range(8)]
     for sequence in speaking:
-        runner.blocks.grow(sequence.id, sequence.num_positions + 3)
+        runner.blocks.allocate(sequence.id, sequence.num_positions + 3)
     for turn in range(200):
         old, new = speaking[: int(draw.choice([1, 8, 16]))], coming[: int(draw.choice([1, 2, 5, 8]))]
         quiet = beside_the_lane(engine, old, new, np.zeros(6, np.int64), one_by_one=True)

@@ -28,8 +28,8 @@ TEXTS = {
 def given(engine: Engine, request: SynthesisRequest, frames: np.ndarray) -> list[float]:
     """The reading of each frame, where `engine` is given all of them."""
     runner = engine.runner
-    (sequence,) = [each for each in (engine.intake.prepare(7, request),) if each is not None]
-    runner.blocks.grow(sequence.id, sequence.num_positions + len(frames) + 1)
+    (sequence,) = [each for each in (engine.input_processor.build_sequence(7, request),) if each is not None]
+    runner.blocks.allocate(sequence.id, sequence.num_positions + len(frames) + 1)
     sequence.row = 0
     runner.prefill([sequence])
     readings = torch.zeros((1, 2), pin_memory=True)
@@ -38,12 +38,12 @@ def given(engine: Engine, request: SynthesisRequest, frames: np.ndarray) -> list
             sequence.append(frame)
             batch = runner._as_batch([sequence])
             runner._send_frames([frame])
-            runner.networks.feed_given(batch.rows)
+            runner.networks.feed_forced(batch.rows)
             runner._advance(batch, length=runner._length(0), readings=readings)
             torch.cuda.synchronize()
             sequence.progress.read(*readings[0].tolist(), sequence.prompt)
     runner.blocks.free(sequence.id)
-    return list(sequence.progress.take())
+    return list(sequence.progress.pop_places())
 
 
 def begins(text: str, readings: list[float]) -> list[int]:

@@ -66,7 +66,7 @@ def test_the_rows_are_those_of_one_text_that_is_resumed_behind_the_tail(engine: 
     joined = engine.prompts.build(request("CustomVoice", non_streaming_mode=full_text))
     tokens = engine.prompts.tokenizer
     body = tokens.encode(WORDS + TEXT)
-    whole = engine.prompts.begin(
+    whole = engine.prompts.build_from_ids(
         request("CustomVoice", tail=None, non_streaming_mode=full_text), body, has_all_text=True
     )
     num_frames = len(TAIL.codes)
@@ -80,7 +80,9 @@ def test_the_rows_are_those_of_one_text_that_is_resumed_behind_the_tail(engine: 
 
 def test_limits_are_those_of_the_text_alone(engine: Engine) -> None:
     def limit(tail: Tail | None) -> object:
-        sequence = engine.intake.prepare(0, request("CustomVoice", frames=5000, tail=tail, non_streaming_mode=False))
+        sequence = engine.input_processor.build_sequence(
+            0, request("CustomVoice", frames=5000, tail=tail, non_streaming_mode=False)
+        )
         assert sequence is not None
         return sequence.prompt.num_positions + sequence.limit.frames, sequence.limit.reason
 
@@ -105,7 +107,7 @@ def test_a_tail_that_takes_a_second_pass_is_left_out(tiny_checkpoint: Callable[[
 
     def positions(tail: Tail | None) -> int:
         asked = replace(full, text="a " * length, tail=tail)
-        sequence = engine.intake.prepare(0, asked)
+        sequence = engine.input_processor.build_sequence(0, asked)
         assert sequence is not None
         return sequence.prompt.num_positions
 

@@ -11,7 +11,7 @@ import pytest
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
 from deployments.talker.engine.startup import build_engine
-from deployments.weights.description import OWN_FACTS, clones, describe, own_facts, tokenizer_of
+from deployments.weights.description import OWN_FACTS, clones, describe, own_facts, speech_tokenizer_key
 from deployments.weights.store import locate
 
 CPU = TalkerConfig(device="cpu", max_num_seqs=1)
@@ -78,11 +78,11 @@ def test_facts_beside_a_checkpoint_replace_those_in_its_config(tmp_path: Path) -
 
 def test_a_speech_tokenizer_is_known_by_its_files(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     base, custom = (str(tiny_checkpoint(kind)) for kind in ("Base", "CustomVoice"))
-    assert tokenizer_of(base) == tokenizer_of(custom)
-    assert tokenizer_of("embedded") != tokenizer_of(base)
-    assert tokenizer_of("Qwen/Qwen3-TTS-12Hz-1.7B-Base") == tokenizer_of("0.6B-CustomVoice")
-    assert tokenizer_of("/no/such/folder") == "/no/such/folder"
+    assert speech_tokenizer_key(base) == speech_tokenizer_key(custom)
+    assert speech_tokenizer_key("embedded") != speech_tokenizer_key(base)
+    assert speech_tokenizer_key("Qwen/Qwen3-TTS-12Hz-1.7B-Base") == speech_tokenizer_key("0.6B-CustomVoice")
+    assert speech_tokenizer_key("/no/such/folder") == "/no/such/folder"
     other = shutil.copytree(base, tmp_path / "other")
     config = other / "speech_tokenizer" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "note": 1}), encoding="utf-8")
-    assert tokenizer_of(str(other)) != tokenizer_of(base)
+    assert speech_tokenizer_key(str(other)) != speech_tokenizer_key(base)

@@ -4,7 +4,16 @@ import httpx
 import pytest
 
 from deployments.errors import InvalidRequest, StartError
-from serve_app.api.catalogue import ALIASES, EMBEDDED, RELEASED, Character, aliases, check_default, resolve, voice_list
+from serve_app.api.catalogue import (
+    ALIASES,
+    EMBEDDED,
+    RELEASED,
+    Character,
+    aliases,
+    check_default,
+    find_speaker,
+    voice_list,
+)
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 
@@ -16,7 +25,7 @@ RELEASED_SPEAKERS = tuple(RELEASED)
 @pytest.mark.parametrize("characters", [RELEASED, EMBEDDED])
 def test_openai_names_keep_their_gender(characters: dict[str, Character]) -> None:
     female = {"alloy", "coral", "marin", "nova", "sage", "shimmer"}
-    genders = {name: characters[resolve(name.upper(), tuple(characters))].gender for name in ALIASES}
+    genders = {name: characters[find_speaker(name.upper(), tuple(characters))].gender for name in ALIASES}
     assert genders == {name: "female" if name in female else "male" for name in ALIASES}
     assert len(ALIASES) == 13
     assert set(aliases(tuple(EMBEDDED)).values()) == set(EMBEDDED)
@@ -31,15 +40,15 @@ def test_openai_names_spread_over_other_speakers_by_order() -> None:
 
 
 def test_a_speaker_is_found_in_any_case_also_where_it_is_named_like_an_alias() -> None:
-    assert resolve("Uncle_Fu", RELEASED_SPEAKERS) == "uncle_fu"
-    assert resolve("Nova", ("other", "nova")) == "nova"
+    assert find_speaker("Uncle_Fu", RELEASED_SPEAKERS) == "uncle_fu"
+    assert find_speaker("Nova", ("other", "nova")) == "nova"
     assert [voice.id for voice in voice_list(replace(CUSTOM_VOICE, voices=("other", "nova")))].count("nova") == 1
 
 
 @pytest.mark.parametrize("name", ["", "nobody", "vivian "])
 def test_an_unknown_voice_lists_the_valid_ones(name: str) -> None:
     with pytest.raises(InvalidRequest, match=r"vivian, .*, alloy, ") as raised:
-        resolve(name, RELEASED_SPEAKERS)
+        find_speaker(name, RELEASED_SPEAKERS)
     assert (raised.value.param, raised.value.code) == ("voice", "voice_not_found")
 
 

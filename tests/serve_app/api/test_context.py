@@ -64,7 +64,7 @@ async def test_serve_reads_no_further_ahead_than_a_part() -> None:
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         proxy = ASGIDIReceiveProxy(scope, receive, asyncio.get_running_loop())
         reading = proxy.fetch_until_disconnect_task()
-        await RequestContext(app, echo_request_id=True, keep=id, dialects={})(scope, proxy, send)
+        await RequestContext(app, echo_request_id=True, on_end=id, dialects={})(scope, proxy, send)
         await reading
 
     await without_read_ahead(serve)({"type": "http", "method": "POST", "headers": []}, body, ignore)
@@ -87,7 +87,7 @@ async def closing(status: int, *, length: str, read: bool) -> str | None:
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "headers": [(b"content-length", length.encode())]}
-    await RequestContext(app, echo_request_id=True, keep=id, dialects={})(scope, body, collect)
+    await RequestContext(app, echo_request_id=True, on_end=id, dialects={})(scope, body, collect)
     headers = dict(sent[0]["headers"])
     assert (headers.get(b"connection") == b"close") == (b"x-talkray-close" in headers)
     return headers[b"x-talkray-close"].decode() if b"x-talkray-close" in headers else None

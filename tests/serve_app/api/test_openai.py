@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from deployments.errors import Overloaded
-from serve_app.api.catalogue import ALIASES, resolve
+from serve_app.api.catalogue import ALIASES, find_speaker
 from serve_app.config import ApiSettings
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
@@ -175,7 +175,7 @@ async def test_voices(client: httpx.AsyncClient) -> None:
     assert all(set(voice) == fields for voice in listed["voices"])
     meant = {voice["id"]: voice["alias_of"] for voice in listed["voices"]}
     assert [name for name, voice in meant.items() if voice is None] == list(CUSTOM_VOICE.voices)
-    assert all(meant[name] == resolve(name, CUSTOM_VOICE.voices) for name in ALIASES)
+    assert all(meant[name] == find_speaker(name, CUSTOM_VOICE.voices) for name in ALIASES)
     assert listed["languages"] == ["auto", *CUSTOM_VOICE.languages]
     assert listed["uploaded_voices"] == []
     assert all(voice["name"] == voice["id"] for voice in listed["voices"])

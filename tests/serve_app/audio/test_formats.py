@@ -10,8 +10,8 @@ import soundfile
 
 from serve_app.api.resolve.speech_request import RAW
 from serve_app.audio.formats import (
-    AudioForm,
     AudioFormat,
+    AudioOptions,
     CompressedEncoder,
     Filter,
     RawEncoder,
@@ -29,7 +29,7 @@ CONTAINERS = [audio_format for audio_format in AudioFormat if audio_format not i
 
 
 def encoder_for(audio_format: AudioFormat, num_bytes: int | None = None) -> RawEncoder | CompressedEncoder:
-    return open_encoder(AudioForm(audio_format), RATE, frame_samples=FRAME, num_bytes=num_bytes)
+    return open_encoder(AudioOptions(audio_format), RATE, frame_samples=FRAME, num_bytes=num_bytes)
 
 
 def encode(audio_format: AudioFormat, pcm: bytes, piece_samples: int = FRAME) -> list[bytes]:
@@ -71,7 +71,7 @@ def test_soundfile_reads_the_stream(audio_format: AudioFormat) -> None:
 async def test_lossless_formats_keep_every_sample_also_in_a_whole_body(audio_format: AudioFormat) -> None:
     pcm = tone(RATE + 777)
     assert decode(b"".join(encode(audio_format, pcm)))[0].tobytes() == pcm
-    rendering = Rendering(AudioForm(audio_format, whole=True), RATE, FRAME)
+    rendering = Rendering(AudioOptions(audio_format, whole=True), RATE, FRAME)
     body = await rendering.feed(pcm) + await rendering.close()
     assert soundfile.info(io.BytesIO(body)).frames == RATE + 777
     assert soundfile.read(io.BytesIO(body), dtype="int16")[0].tobytes() == pcm
@@ -113,7 +113,7 @@ def test_a_streamed_wav_has_unknown_sizes_and_a_whole_one_exact_sizes() -> None:
 
 
 def test_a_rate_that_opus_does_not_know_is_resampled() -> None:
-    encoder = open_encoder(AudioForm(AudioFormat.OPUS), 22050, frame_samples=FRAME)
+    encoder = open_encoder(AudioOptions(AudioFormat.OPUS), 22050, frame_samples=FRAME)
     samples, rate = decode(encoder.encode(tone(22050, sample_rate=22050)) + encoder.close())
     assert samples.size / rate == pytest.approx(1, abs=0.001)
     assert pitch(samples.astype(float), rate) == pytest.approx(440, abs=2)
@@ -187,7 +187,7 @@ def test_another_rate_is_the_same_tone(rate: int) -> None:
 
 
 async def test_a_rendering_that_is_drained_goes_on_afresh() -> None:
-    rendering = Rendering(AudioForm(AudioFormat.PCM, speed=2.0, sample_rate=8000), RATE, FRAME)
+    rendering = Rendering(AudioOptions(AudioFormat.PCM, speed=2.0, sample_rate=8000), RATE, FRAME)
     turns = [await rendering.feed(tone(RATE)) + await rendering.drain() for _ in range(2)]
     assert turns[0] == turns[1]
     assert len(turns[0]) / 2 == pytest.approx(4000, abs=80)
@@ -200,7 +200,7 @@ async def test_a_rendering_that_is_drained_goes_on_afresh() -> None:
 def test_a_whole_mp3_says_its_length(rate: int, seconds: float, bit_rate: int | None) -> None:
     pcm = tone(int(rate * seconds), sample_rate=rate)
     for disclosed in (False, True):
-        form = AudioForm(AudioFormat.MP3, bit_rate=bit_rate, disclosed=disclosed)
+        form = AudioOptions(AudioFormat.MP3, bit_rate=bit_rate, disclosed=disclosed)
         whole = open_encoder(form, rate, frame_samples=rate // 12, num_bytes=len(pcm))
         streamed = open_encoder(form, rate, frame_samples=rate // 12)
         files = [b"".join((each.encode(pcm[:500]), each.encode(pcm[500:]), each.close())) for each in (whole, streamed)]
@@ -218,7 +218,7 @@ DISCLOSING = [AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.FLAC, AudioFormat.W
 @pytest.mark.parametrize("audio_format", DISCLOSING)
 def test_tags_say_that_speech_is_synthetic_and_delay_nothing(audio_format: AudioFormat, num_bytes: int | None) -> None:
     told, bare = (
-        open_encoder(AudioForm(audio_format, disclosed=disclosed), RATE, frame_samples=FRAME, num_bytes=num_bytes)
+        open_encoder(AudioOptions(audio_format, disclosed=disclosed), RATE, frame_samples=FRAME, num_bytes=num_bytes)
         for disclosed in (True, False)
     )
     pcm = tone(RATE)
@@ -238,7 +238,7 @@ def test_tags_say_that_speech_is_synthetic_and_delay_nothing(audio_format: Audio
 
 
 def test_python_reads_a_wav_that_says_it_is_synthetic() -> None:
-    encoder = open_encoder(AudioForm(AudioFormat.WAV, disclosed=True), RATE, frame_samples=FRAME, num_bytes=2 * RATE)
+    encoder = open_encoder(AudioOptions(AudioFormat.WAV, disclosed=True), RATE, frame_samples=FRAME, num_bytes=2 * RATE)
     with wave.open(io.BytesIO(encoder.encode(tone(RATE)) + encoder.close())) as file:
         assert file.readframes(file.getnframes()) == tone(RATE)
 
@@ -246,7 +246,7 @@ def test_python_reads_a_wav_that_says_it_is_synthetic() -> None:
 @pytest.mark.parametrize("audio_format", [each for each in AudioFormat if each not in DISCLOSING])
 def test_formats_without_tags_stay_as_they_are(audio_format: AudioFormat) -> None:
     told, bare = (
-        open_encoder(AudioForm(audio_format, disclosed=disclosed), RATE, frame_samples=FRAME)
+        open_encoder(AudioOptions(audio_format, disclosed=disclosed), RATE, frame_samples=FRAME)
         for disclosed in (True, False)
     )
     assert told.encode(tone(RATE)) + told.close() == bare.encode(tone(RATE)) + bare.close()

@@ -15,9 +15,9 @@ import soundfile
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, Reference
-from deployments.recording_cache import ByRecording
+from deployments.recording_cache import RecordingCache
 from serve_app.audio import recordings
-from serve_app.audio.recordings import Decode, by_prompt, decode_reference, keep_clone_prompt, read_aside
+from serve_app.audio.recordings import Decode, decode_reference, prepare_reference, store_clone_prompt, with_prompt
 from tests.serve_app.audio.test_formats import pitch
 from tests.serve_app.fake import BASE, tone
 
@@ -177,7 +177,8 @@ async def test_what_was_sent_before_is_not_decoded_again(monkeypatch: pytest.Mon
     one, other = (data_url(recording(seconds)) for seconds in (1.125, 1.375))
     asked = ((one, RATE), (one, RATE), (one, 8000), (other, RATE))
     references = [
-        await read_aside(sent, "Said.", replace(BASE, sample_rate=rate), x_vector_only=False) for sent, rate in asked
+        await prepare_reference(sent, "Said.", replace(BASE, sample_rate=rate), x_vector_only=False)
+        for sent, rate in asked
     ]
     assert [len(reference.samples) for reference in references] == [27000, 27000, 9000, 33000]
     first, again, *others = (reference.key for reference in references)
@@ -185,7 +186,7 @@ async def test_what_was_sent_before_is_not_decoded_again(monkeypatch: pytest.Mon
     assert len({first, *others}) == 3
     assert decoded == [one, one, other]
     with pytest.raises(InvalidRequest):
-        await read_aside("\ud800", "Said.", BASE, x_vector_only=False)
+        await prepare_reference("\ud800", "Said.", BASE, x_vector_only=False)
 
 
 SPEAKER = np.arange(4, dtype=np.float32)
@@ -193,14 +194,14 @@ CODES = np.arange(32, dtype=np.int16).reshape(2, 16)
 
 
 async def read(ref_audio: str, name: str, *, x_vector_only: bool = False) -> Reference:
-    return await read_aside(ref_audio, "Said.", replace(BASE, name=name), x_vector_only=x_vector_only)
+    return await prepare_reference(ref_audio, "Said.", replace(BASE, name=name), x_vector_only=x_vector_only)
 
 
 async def test_what_replicas_made_of_a_recording_stands_for_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     ref_audio = data_url(recording(0.625))
-    keep_clone_prompt(await read(ref_audio, "prompts"), ClonePrompt(SPEAKER, CODES))
+    store_clone_prompt(await read(ref_audio, "prompts"), ClonePrompt(SPEAKER, CODES))
     monkeypatch.setattr(recordings, "decode_reference", None)  # not even where samples have been forgotten
-    monkeypatch.setattr(recordings, "_DECODED", ByRecording(max_bytes=0, size=lambda audio: audio.nbytes))
+    monkeypatch.setattr(recordings, "_DECODED", RecordingCache(max_bytes=0, size=lambda audio: audio.nbytes))
     for x_vector_only in (False, True):
         known = await read(ref_audio, "prompts", x_vector_only=x_vector_only)
         assert known.audio is None
@@ -210,32 +211,32 @@ async def test_what_replicas_made_of_a_recording_stands_for_its_samples(monkeypa
 
 async def test_another_model_is_asked_with_samples() -> None:
     ref_audio = data_url(recording(0.625))
-    keep_clone_prompt(await read(ref_audio, "one model"), ClonePrompt(SPEAKER, CODES))
+    store_clone_prompt(await read(ref_audio, "one model"), ClonePrompt(SPEAKER, CODES))
     assert (await read(ref_audio, "another model")).audio is not None
 
 
 async def test_a_speaker_vector_is_no_prompt_for_a_clone_in_context() -> None:
     ref_audio = data_url(recording(0.75))
-    keep_clone_prompt(await read(ref_audio, "vector", x_vector_only=True), ClonePrompt(SPEAKER))
+    store_clone_prompt(await read(ref_audio, "vector", x_vector_only=True), ClonePrompt(SPEAKER))
     assert (await read(ref_audio, "vector", x_vector_only=True)).audio is None
     in_context = await read(ref_audio, "vector")
     assert in_context.audio is not None
     for codes in (CODES, None, CODES + 1):  # the first codes stay
-        keep_clone_prompt(in_context, ClonePrompt(SPEAKER, codes))
-    prompt = by_prompt(in_context).prompt
+        store_clone_prompt(in_context, ClonePrompt(SPEAKER, codes))
+    prompt = with_prompt(in_context).prompt
     assert prompt is not None
     np.testing.assert_equal(prompt.codes, CODES)
 
 
 async def test_a_prompt_that_has_given_way_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = ClonePrompt(SPEAKER, CODES)
-    prompts = ByRecording[ClonePrompt](max_bytes=prompt.nbytes, size=lambda each: each.nbytes)
+    prompts = RecordingCache[ClonePrompt](max_bytes=prompt.nbytes, size=lambda each: each.nbytes)
     monkeypatch.setattr(recordings, "_PROMPTS", prompts)
     one, other = (data_url(recording(seconds)) for seconds in (0.625, 0.75))
     for ref_audio in (one, other):
         reference = await read(ref_audio, "small")
         assert reference.audio is not None
-        keep_clone_prompt(reference, prompt)
+        store_clone_prompt(reference, prompt)
     assert (await read(other, "small")).audio is None
     assert (await read(one, "small")).audio is not None
 

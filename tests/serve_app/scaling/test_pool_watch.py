@@ -15,7 +15,7 @@ from deployments.serving import metrics
 from deployments.serving.ray_private import PROXY, Pool
 from deployments.serving.reports import Start, start_key
 from serve_app.scaling import pool_watch
-from serve_app.scaling.pool_watch import KnownPools, PoolWatch, Seen, turns_per_look
+from serve_app.scaling.pool_watch import KnownPools, PoolSnapshot, PoolWatch, turns_per_look
 from serve_app.speech.model_state import ModelStatus
 
 ONE_MODEL = {"": ("Talker", "Codec")}
@@ -25,8 +25,8 @@ CODEC = Pool(1, ("b",))
 
 def known(pools: dict[str, Pool], *dead: str, models: dict[str, tuple[str, str]] = ONE_MODEL) -> KnownPools:
     pools_now = KnownPools("talkray", models)
-    pools_now.use(Seen(pools, {}))
-    pools_now.ask_who_lives(lambda actor: actor not in dead)
+    pools_now.apply(PoolSnapshot(pools, {}))
+    pools_now.update_liveness(lambda actor: actor not in dead)
     return pools_now
 
 
@@ -59,12 +59,12 @@ def test_an_only_model_may_have_a_name() -> None:
 def test_whether_any_of_many_lives_is_not_asked(running: int, asked: int) -> None:
     questions: list[str] = []
     pools = known({"talker": Pool(running, tuple(map(str, range(running)))), "codec": NONE})
-    pools.ask_who_lives(lambda actor: not questions.append(actor))
+    pools.update_liveness(lambda actor: not questions.append(actor))
     assert (len(questions), pools.is_running("")) == (asked, True)
 
 
 def note(replicas: int) -> bytes:
-    return Seen({"talker": Pool(replicas, tuple(map(str, range(replicas))))}, {}).note()
+    return PoolSnapshot({"talker": Pool(replicas, tuple(map(str, range(replicas))))}, {}).note()
 
 
 def test_a_replica_asks_itself_while_the_one_that_asks_for_all_is_silent() -> None:
@@ -75,7 +75,7 @@ def test_a_replica_asks_itself_while_the_one_that_asks_for_all_is_silent() -> No
         (second, False, 3), (third, False, 4), (None, False, 4), (third, False, 4), (third, True, 4), (third, True, 4),
     ]  # fmt: skip
     for number, (heard, asks, wanted) in enumerate(told):
-        assert (pools.hear(heard), pools.sizes()["talker"][0]) == (asks, wanted), number
+        assert (pools.receive_note(heard), pools.sizes()["talker"][0]) == (asks, wanted), number
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pyt
     models = {name: (f"Talker-{name}", "Codec") for name in ("custom", "base", "design")}
     pools = KnownPools("talkray", models)
     seen = {"talker custom": ONE, "talker base": STARTING, "talker design": NONE, "codec": CODEC}
-    pools.use(Seen(seen, {"talker base": 2, "codec": 1}))
+    pools.apply(PoolSnapshot(seen, {"talker base": 2, "codec": 1}))
     assert recorded[metrics.DIED] == [(2, "talker", "base"), (1, "codec", "")]
     for each, counts in (
         (metrics.WANTED, [pool.wanted for pool in seen.values()]),
@@ -106,7 +106,7 @@ def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pyt
     ):
         names = [("talker", "custom"), ("talker", "base"), ("talker", "design"), ("codec", "")]
         assert recorded[each] == [(count, *name) for count, name in zip(counts, names, strict=True)]
-    pools.ask_who_lives(lambda actor: True)
+    pools.update_liveness(lambda actor: True)
     pools.read_starts(notes.get, running=False)
     assert [pools.is_running(name) for name in models] == [True, False, False]
     states = {name: pools.state(name) for name in models}
@@ -175,7 +175,7 @@ def test_one_replica_asks_for_all(cluster: Cluster, look: Callable[..., PoolWatc
     cluster.talkers = Pool(2, ("a", "c"))
     watch = look(0, 1, 2)
     assert watch.sizes() == {"talker": (2, 2), "ingress": (3, 2)}
-    assert watch._seen.deaths == {"talker": 2, "codec": 0, "ingress": 0, PROXY: 1}
+    assert watch._snapshot.deaths == {"talker": 2, "codec": 0, "ingress": 0, PROXY: 1}
     assert look(0).notes() == [b"note 1", b"note 2"]
     cluster.rank, cluster.deployment = 0, "Jobs"
     assert not pool_watch._asks_for_all()

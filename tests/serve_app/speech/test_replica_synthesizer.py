@@ -255,8 +255,8 @@ async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: py
         await asyncio.sleep(0)
     assert codec.asked == ["clones"]
     codec.may_tell.set()
-    assert synthesizer._asking is not None
-    await synthesizer._asking
+    assert synthesizer._describe_task is not None
+    await synthesizer._describe_task
     info = await synthesizer.describe()
     assert (info.name, info.checkpoint, info.route) == ("clones", "/elsewhere/Base", "clones")
     later = ReplicaSynthesizer(deployed("/elsewhere/Base", Describing()))
@@ -275,8 +275,8 @@ async def test_one_call_describes_the_model_to_all_requests(monkeypatch: pytest.
     leaving.cancel()
     await asyncio.wait((leaving,))
     codec.may_tell.set()
-    assert synthesizer._asking is not None
-    await synthesizer._asking
+    assert synthesizer._describe_task is not None
+    await synthesizer._describe_task
     assert await synthesizer.describe() == CUSTOM_VOICE
     assert codec.asked == [""]
 

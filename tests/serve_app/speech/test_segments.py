@@ -65,7 +65,7 @@ class Recorder:
 
 
 async def spoken(synthesizer: Synthesizer) -> list[PcmChunk]:
-    return [chunk async for chunk in UtteranceSynthesizer(synthesizer).speak(REQUEST, INFO, Listener())]
+    return [chunk async for chunk in UtteranceSynthesizer(synthesizer).speak_utterance(REQUEST, INFO, Listener())]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ async def spoken_twice(*segments: list[Step], may_redraw: bool = True) -> tuple[
     request = replace(REQUEST.changed(text="One two. Three four."), may_redraw=may_redraw)
     events = [step for script in segments for step in script if isinstance(step, asyncio.Event)]
     chunks, listener = [], Listener()
-    async for item in UtteranceSynthesizer(synthesizer).speak(request, INFO, listener):
+    async for item in UtteranceSynthesizer(synthesizer).speak_utterance(request, INFO, listener):
         chunks.append(item)
         listener.deliver(item.num_samples / INFO.sample_rate, now_s=time.monotonic())
         for event in events:
@@ -131,7 +131,7 @@ async def test_the_end_says_how_a_later_segment_ended(
 async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> None:
     sounds, more = asyncio.Event(), asyncio.Event()
     recorder = Recorder([chunk(b""), sounds, chunk(b"11"), more, STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak_utterance(REQUEST, INFO, Listener())) as chunks:
         assert (await anext(chunks)).pcm == b""
         for _ in range(9):
             await asyncio.sleep(0)
@@ -151,7 +151,7 @@ async def test_leaving_or_an_error_closes_every_segment_that_has_begun(fails: bo
     fail = asyncio.Event()
     recorder = Recorder([chunk(b"11"), fail, Overloaded("full")], [chunk(b"22"), asyncio.Event()], [STOP])
     with pytest.raises(Overloaded) if fails else nullcontext():
-        async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
+        async with aclosing(UtteranceSynthesizer(recorder).speak_utterance(REQUEST, INFO, Listener())) as chunks:
             await anext(chunks)
             await recorder.until("begin 2")
             if fails:
@@ -162,7 +162,7 @@ async def test_leaving_or_an_error_closes_every_segment_that_has_begun(fails: bo
 
 async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
     recorder = Recorder([chunk(b"11"), STOP], [EngineError("broken")], [STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak_utterance(REQUEST, INFO, Listener())) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(EngineError):
             await anext(chunks)
@@ -173,7 +173,7 @@ async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: p
     monkeypatch.setattr("serve_app.speech.utterance_synthesizer._RETRY_AFTER_S", 0.0)
     refused = [[Overloaded("full")]] * 3
     full = FakeSynthesizer(INFO, scripts=[[chunk(b"11"), STOP], *refused, [chunk(b"22"), STOP], [chunk(b"33"), STOP]])
-    chunks = [item async for item in UtteranceSynthesizer(full).speak(REQUEST, INFO, Listener())]
+    chunks = [item async for item in UtteranceSynthesizer(full).speak_utterance(REQUEST, INFO, Listener())]
     assert pcm_of(chunks) == b"112233"
     assert chunks[-1].finish_reason is FinishReason.STOP
 
@@ -181,7 +181,7 @@ async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: p
 async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve_app.speech.utterance_synthesizer._GIVE_UP_AFTER_S", 0.0)
     full = FakeSynthesizer(INFO, scripts=[[chunk(b"11"), STOP], [Overloaded("full")], [chunk(b"22"), STOP], [STOP]])
-    async with aclosing(UtteranceSynthesizer(full).speak(REQUEST, INFO, Listener())) as chunks:
+    async with aclosing(UtteranceSynthesizer(full).speak_utterance(REQUEST, INFO, Listener())) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(Overloaded):
             await anext(chunks)
@@ -237,7 +237,7 @@ async def test_text_is_refused(text: str) -> None:
 async def test_a_segment_asked_ahead_is_left_while_its_reader_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "UNREAD_S", 0.0)
     recorder = Recorder([chunk(b"11"), chunk(b"12"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
-    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO, Listener())) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak_utterance(REQUEST, INFO, Listener())) as chunks:
         heard = await anext(chunks)
         await recorder.until("begin 2")
         await asyncio.wait_for(recorder.until("close 2"), 5.0)

@@ -242,13 +242,13 @@ async def test_to_ask_whether_a_request_would_be_refused_changes_nothing(clock: 
     line = Line(SHORT_LINE)
     await line.join()
     clock.now_s += 7.0
-    assert line.model.admission.would_refuse("") is None
+    assert line.model.admission.refusal_reason("") is None
     line.hear()
-    assert line.model.admission.would_refuse("") == "line"
+    assert line.model.admission.refusal_reason("") == "line"
     line.talkers = 0
-    assert line.model.admission.would_refuse("") is None
+    assert line.model.admission.refusal_reason("") is None
     line.talkers = 1
-    assert line.model.admission.would_refuse("") == "line"
+    assert line.model.admission.refusal_reason("") == "line"
     await line.finish()
 
 
@@ -325,13 +325,13 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
     line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
     line.gate.set()
     left = asyncio.Event()
-    make_room = line.model.admission.give_up_place
+    make_room = line.model.admission.release_place
 
     async def tell_and_make_room() -> None:
         await make_room()
         left.set()
 
-    monkeypatch.setattr(line.model.admission, "give_up_place", tell_and_make_room)
+    monkeypatch.setattr(line.model.admission, "release_place", tell_and_make_room)
     async with aclosing(line.model.speak(REQUEST, CUSTOM_VOICE)) as paused:
         heard = [await anext(paused)]
         await asyncio.wait_for(left.wait(), 5.0)

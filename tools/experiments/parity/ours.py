@@ -14,10 +14,10 @@ from torch import Tensor
 from deployments.codec.backends.registry import load_decoder
 from deployments.config import TalkerConfig
 from deployments.protocol import Codes, Reference, Sampling, SynthesisRequest
-from deployments.talker.engine.intake import complete
+from deployments.talker.engine.input_processor import with_defaults
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.sampling.torch_sampler import NoiseKey
 from deployments.weights.checkpoint import read_tensors
 from talkray_tools.choices import Divergence, divergences, run
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -87,8 +87,8 @@ class OfficialNoise:
             for codebook in range(model.num_code_groups):
                 self._next(codebook)
 
-    def __call__(self, draw: Draw, codes: Tensor) -> Tensor:
-        noise = self._next(draw.codebook)
+    def __call__(self, noise_key: NoiseKey, codes: Tensor) -> Tensor:
+        noise = self._next(noise_key.codebook)
         return noise.expand(len(codes), -1).gather(-1, codes)
 
     def _next(self, codebook: int) -> Tensor:
@@ -111,7 +111,7 @@ class Ours:
     ) -> Codes:
         """Return the codes [frames, groups] of a case decoded with `options`."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
-        full = complete(sampling, self.engine.model_config.generation)
+        full = with_defaults(sampling, self.engine.model_config.generation)
         self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model_config, full)
         request = replace(_synthesis(case, sampling), reference_codes=reference_codes if case.ref_text else None)
         return run(self.engine, request)
@@ -127,7 +127,7 @@ class Ours:
     ) -> list[Divergence]:
         """Return where codes differ from `expected` [frames, groups]. Generation continues from the expected codes."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
-        full = complete(sampling, self.engine.model_config.generation)
+        full = with_defaults(sampling, self.engine.model_config.generation)
 
         def begin(known: int) -> None:
             self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model_config, full, drawn=known)

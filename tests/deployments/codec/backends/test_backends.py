@@ -176,20 +176,20 @@ def test_slots_hold_streams_of_the_decoder(make: Callable[[], SlotDecoder]) -> N
     exact = CodecDecoder(TorchBackend(weights(whole_blocks=True)))
     expected = torch.from_numpy(to_pcm16(exact.decode(codes, [exact.initial_state()] * 3)[0]))
     for slot in range(3):
-        slots.begin(slot)
+        slots.start_slot(slot)
         slots.write([slot] * total, range(total), codes[slot].short())
     parts = [np.stack([np.asarray(pcm) for pcm in slots.decode(range(3), frames).result()]) for frames in GPU_RAMP]
     assert snr_db(expected, torch.from_numpy(np.concatenate(parts, axis=1))) >= MIN_SNR_DB
-    slots.begin(0)
+    slots.start_slot(0)
     slots.write([0] * total, range(total), codes[0].short())
     slots.decode([0], 4).result()
-    slots.begin(3, slots.state(0))
+    slots.start_slot(3, slots.state(0))
     slots.write([3] * total, range(total), codes[0].short())
     (pcm,) = slots.decode([3], 8).result()
     samples = exact.frame_samples
     assert snr_db(expected[0, 4 * samples : 12 * samples], torch.from_numpy(np.asarray(pcm))) >= MIN_SNR_DB
     for recalled in (3, total - 8):
-        slots.begin(1)
+        slots.start_slot(1)
         slots.write([1] * total, range(total), codes[0].short())
         slots.recall(1, recalled)
         (pcm,) = slots.decode([1], 8).result()

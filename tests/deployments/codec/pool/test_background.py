@@ -33,7 +33,7 @@ def test_they_are_made_where_no_worker_is_taken_from_others() -> None:
 
 
 async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
-    load = CodecLoad(1, frame_s=0.08, max_late_s=0.25, workers_carry=lambda: 0.0)
+    load = CodecLoad(1, frame_s=0.08, max_late_s=0.25, worker_capacity=lambda: 0.0)
     going_on = asyncio.Event()
 
     async def generate(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
@@ -44,7 +44,7 @@ async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
             yield PcmChunk(b"", chunk.codes, 1)
         await going_on.wait()
 
-    stream, other = (load.counted(synthesize, OF_A_JOB, generate) for _ in range(2))
+    stream, other = (load.track_stream(synthesize, OF_A_JOB, generate) for _ in range(2))
     for each in (stream, other):
         assert len((await anext(each)).codes) == 1  # although there is room for no stream
     record = load.record()

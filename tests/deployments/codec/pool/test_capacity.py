@@ -53,11 +53,11 @@ async def test_late_chunks_take_places_away() -> None:
     line = Capacity(max_late_s=0.25)
     streams = await coming(line, *[""] * 10, at_once=True)
     for tick in range(30):
-        line.decoded(0.2, now_s=tick / 10)
+        line.record_call(0.2, now_s=tick / 10)
     [more] = await coming(line, "")
     assert more.entered.is_set()
     for tick in range(30, 60):
-        line.decoded(0.3, now_s=tick / 10)
+        line.record_call(0.3, now_s=tick / 10)
     others = [Stream(line) for _ in range(2)]
     await end(streams[:7])
     await settle()
@@ -93,7 +93,7 @@ async def test_a_new_place_goes_to_the_line() -> None:
     streams = await coming(line, *[""] * 3)
     assert line.num_waiting == 2
     for tick in range(23):
-        line.decoded(-1.0, now_s=tick / 10)
+        line.record_call(-1.0, now_s=tick / 10)
     await settle()
     assert line.num_waiting == 1
     await end(streams)
@@ -152,11 +152,11 @@ async def test_each_client_has_a_place_before_one_has_them_all() -> None:
 
 async def test_no_more_enter_than_the_workers_carry() -> None:
     carried = 3.5
-    line = Capacity(max_late_s=0.25, workers_carry=lambda: carried)
+    line = Capacity(max_late_s=0.25, worker_capacity=lambda: carried)
     streams = await coming(line, *[""] * 5)
     assert entered(streams) == [True, True, True, False, False]
     carried = 4.0
-    line.decoded(0.0, now_s=0.0)
+    line.record_call(0.0, now_s=0.0)
     await settle()
     assert entered(streams) == [True, True, True, True, False]
     carried = 0.1

@@ -67,7 +67,7 @@ async def test_frames_wait_from_their_arrival_until_they_are_decoded(
 ) -> None:
     load, stream = load_of(1), Stream()
     assert load.record().streams == 0
-    async with aclosing(load.counted(stream.synthesize, REQUEST, stream.generate)) as chunks:
+    async with aclosing(load.track_stream(stream.synthesize, REQUEST, stream.generate)) as chunks:
         first = asyncio.create_task(anext(chunks))
         await asyncio.sleep(0)
         assert (load.record().streams, load.record().starting) == (1, 1)
@@ -92,12 +92,12 @@ async def beside_a_late_one(clock: Clock, gpu_frames: int = 0) -> AsyncIterator[
     for stream in (first, second):
         stream.frames.put_nowait(3)
         stream.decode.put_nowait(1)
-    async with aclosing(load.counted(first.synthesize, REQUEST, first.generate)) as one:
+    async with aclosing(load.track_stream(first.synthesize, REQUEST, first.generate)) as one:
         await anext(one)
         for _ in range(4):
             await load.measure_call(asyncio.sleep(0), [task(0.0), task(900.0)], waiting=0)
             clock.now_s += 1
-        async with aclosing(load.counted(second.synthesize, REQUEST, second.generate)) as other:
+        async with aclosing(load.track_stream(second.synthesize, REQUEST, second.generate)) as other:
             yield load, one, second, other
 
 

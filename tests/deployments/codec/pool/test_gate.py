@@ -127,7 +127,7 @@ class Streams(RuleBasedStateMachine):
 
     def size(self, waiting: int, shape: tuple[int, bool], *, left_s: float = math.inf) -> int:
         """The largest power of two of streams that one call decodes soon enough for others and for the most urgent."""
-        frames, silent = shape
+        frames, state_only = shape
 
         def takes_s(streams: int) -> float:
             return self.cost_s * (streams * frames + 4)
@@ -135,7 +135,7 @@ class Streams(RuleBasedStateMachine):
         most_s = 0.4 if self.workers >= 4 else 0.25
         if 1.2 * takes_s(1) <= left_s:  # otherwise it is late alone as well
             most_s = min(most_s, left_s / 1.2)
-        sizes = [1, *(size for size in (2, 4) if not silent and size * frames <= 16 and takes_s(size) <= most_s)]
+        sizes = [1, *(size for size in (2, 4) if not state_only and size * frames <= 16 and takes_s(size) <= most_s)]
         return max(size for size in sizes if size == 1 or size <= min(waiting, MOST, self.largest.get(frames, MOST)))
 
     def eligible(self) -> list[Stream]:
@@ -143,8 +143,8 @@ class Streams(RuleBasedStateMachine):
 
     def starts_s(self, stream: Stream) -> float:
         """Beside calls of many workers a stream with time waits for others to share a call, or for a second worker."""
-        frames, silent = shape = stream.task.shape
-        if silent or self.workers < 4 or not self.calls:
+        frames, state_only = shape = stream.task.shape
+        if state_only or self.workers < 4 or not self.calls:
             return stream.came_s
         alike = sum(each.task.shape == shape for each in self.waiting)
         share_s = 0.3 if alike < self.size(MOST, shape) else 0.0
@@ -155,7 +155,7 @@ class Streams(RuleBasedStateMachine):
     def ended(self, call: list[Stream]) -> None:
         if call in self.calls:
             self.calls.remove(call)
-        if not call[0].task.silent:
+        if not call[0].task.state_only:
             frames = sum(len(each.task.codes) for each in call)
             taken_s = (CLOCK.now_s - call[0].started_s) / (frames + 4)
             smoothed_s = self.cost_s + 0.1 * (min(taken_s, 4 * self.cost_s) - self.cost_s)
@@ -174,14 +174,14 @@ class Streams(RuleBasedStateMachine):
             raise error
 
     @rule(
-        of_frames=st.sampled_from([1, 2, 4, 8, 12]), silent=st.sampled_from([False, False, False, True]),
+        of_frames=st.sampled_from([1, 2, 4, 8, 12]), state_only=st.sampled_from([False, False, False, True]),
         left_s=st.lists(st.sampled_from([-0.5, 0.1, 0.22, 0.4, 0.6, 0.7, 2.0, 30.0, math.inf]), min_size=1, max_size=9),
         fails=st.sampled_from([False, False, False, True]),
     )  # fmt: skip
-    def come(self, of_frames: int, silent: bool, left_s: list[float], fails: bool) -> None:
+    def come(self, of_frames: int, state_only: bool, left_s: list[float], fails: bool) -> None:
         for each_s in left_s:
             codes = np.zeros((of_frames, 4), np.int16)
-            task = DecodeTask(codes, NOWHERE, CLOCK.now_s + each_s, silent=silent)
+            task = DecodeTask(codes, NOWHERE, CLOCK.now_s + each_s, state_only=state_only)
             caller = self.loop.create_task(self.gate.submit(task))
             self.streams.append(Stream(next(self.numbers), task, CLOCK.now_s, fails, caller))
             self.waiting.append(self.streams[-1])
@@ -192,7 +192,7 @@ class Streams(RuleBasedStateMachine):
     def wait(self, seconds: float, is_long_turn: bool) -> None:
         CLOCK.now_s += seconds
         if is_long_turn:
-            self.come(2, silent=False, left_s=[30.0], fails=False)
+            self.come(2, state_only=False, left_s=[30.0], fails=False)
         self.turn_s = CLOCK.now_s
         self.settle()
 

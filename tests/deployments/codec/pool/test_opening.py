@@ -76,7 +76,7 @@ def whole(decoder: CodecDecoder, codes: Tensor) -> np.ndarray:
 
 def start_of(decode: Decode, decoder: CodecDecoder, talker: Talker, frames: int, sizes: Sizes):  # type: ignore[no-untyped-def]
     stream = stream_of(decode, decoder, DecodingStart(decoder.initial_state()))
-    return stream.run(talker.frames(*sizes), gpu_frames=frames)
+    return stream.decode_chunks(talker.frames(*sizes), gpu_frames=frames)
 
 
 def stream_of(decode: Decode, decoder: CodecDecoder, start: DecodingStart) -> StreamDecoder:
@@ -100,10 +100,10 @@ async def test_any_share_gives_the_same_audio(
     assert np.array_equal(joined_codes(chunks), codes[0].numpy())
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
     assert [chunk.position for chunk in chunks] == list(np.cumsum([len(chunk.pcm) // 2 for chunk in chunks]))
-    decoded = [len(task.codes) for task in decode.tasks if not task.silent]
+    decoded = [len(task.codes) for task in decode.tasks if not task.state_only]
     assert sum(decoded) == max(0, NUM_FRAMES - frames)
     assert frames != 12 or decoded[0] == 8, "the ramp goes on behind the audio of the talker"
-    assert sum(len(task.codes) for task in decode.tasks if task.silent) in (0, frames)  # never twice
+    assert sum(len(task.codes) for task in decode.tasks if task.state_only) in (0, frames)  # never twice
     by_talker = min(frames, NUM_FRAMES) * decoder.frame_samples / SAMPLE_RATE
     for pool, seconds in (("talker", by_talker), ("codec", len(expected) / SAMPLE_RATE - by_talker)):
         told = [value for name, value, tags in fed if (name, tags) == ("decoded_seconds_total", {"pool": pool})]
@@ -184,10 +184,10 @@ async def test_a_resumed_stream_is_recalled(decoder: CodecDecoder, codes: Tensor
     talker, decode = Talker(known[position:], expected[: frames * size], size), Decode(decoder)
     start = DecodingStart(decoder.initial_state(), to_recall=known[:position], position=position * size)
     stream = stream_of(decode, decoder, start)
-    chunks = await collect(stream.run(talker.frames([4], [2]), gpu_frames=frames))
+    chunks = await collect(stream.decode_chunks(talker.frames([4], [2]), gpu_frames=frames))
     pcm = joined_pcm(chunks)
     assert_within_one_lsb(pcm, expected)
     assert np.array_equal(joined_codes(chunks), known[position:])
     assert chunks[-1].position == NUM_FRAMES * size
-    recalled = sum(len(task.codes) for task in decode.tasks if task.silent)
+    recalled = sum(len(task.codes) for task in decode.tasks if task.state_only)
     assert recalled == (0 if frames is ALL_FRAMES else position + frames)

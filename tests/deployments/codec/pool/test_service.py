@@ -331,12 +331,12 @@ def test_a_ready_replica_has_made_every_call(tiny_checkpoint: Checkpoints, monke
     monkeypatch.setattr("deployments.codec.plan.MAX_CALL_S", 60.0)
     monkeypatch.setattr("deployments.codec.plan.RAMP", (1, 4))
     config = CodecConfig(precision="float32")
-    assert load_codec(tiny, config).tried.largest_batches == {1: 4, 4: 2}
+    assert load_codec(tiny, config).warm_up_result.largest_batches == {1: 4, 4: 2}
     assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}
     monkeypatch.setattr("deployments.codec.plan.MAX_CALL_S", 0.0)
-    assert load_codec(tiny, config).tried.largest_batches == {1: 1, 4: 1}
+    assert load_codec(tiny, config).warm_up_result.largest_batches == {1: 1, 4: 1}
     shapes.clear()
-    assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).tried == WarmUpResult()
+    assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).warm_up_result == WarmUpResult()
     assert shapes == set()
 
 

@@ -81,7 +81,7 @@ def decoder_of(
 
 
 def run(decode: FakeDecode, source: Source, *, silence: LeadingSilence | None = None) -> AsyncGenerator[PcmChunk, None]:
-    return decoder_of(decode, silence=silence).run(source.frames())
+    return decoder_of(decode, silence=silence).decode_chunks(source.frames())
 
 
 async def collect_until_error(chunks: AsyncGenerator[PcmChunk, None]) -> tuple[list[PcmChunk], Exception]:
@@ -216,7 +216,7 @@ async def test_a_cancelled_stream_closes_the_talkers_too(decode: FakeDecode, whi
 
     closed = asyncio.Event()
     decoder = decoder_of(decode)
-    stream = asyncio.create_task(collect(decoder.run(frames())))
+    stream = asyncio.create_task(collect(decoder.decode_chunks(frames())))
     await reached.wait()
     stream.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -232,7 +232,7 @@ async def test_a_decoder_that_fails_ends_the_stream_and_closes_the_talkers() -> 
     source = Source(numbered(1), asyncio.Event(), numbered(1), reason=FinishReason.STOP)
     stream = decoder_of(failing)
     with pytest.raises(EngineError, match="bad codes"):
-        await collect(stream.run(source.frames()))
+        await collect(stream.decode_chunks(source.frames()))
     assert source.closed.is_set()
 
 
@@ -248,9 +248,9 @@ async def test_a_stream_that_goes_on_here_is_as_urgent_and_as_far_as_it_was(deco
     heard, now_s = numbered(7), time.monotonic()
     start = DecodingStart(NOWHERE.state, heard, position=7 * FRAME_SAMPLES, in_hand_s=60.0)
     source = Source(numbered(20, start=8), reason=FinishReason.STOP)
-    chunks = await collect(decoder_of(decode, start=start).run(source.frames()))
+    chunks = await collect(decoder_of(decode, start=start).decode_chunks(source.frames()))
     assert [len(chunk.codes) for chunk in chunks] == [8, 12]
-    recall, first = next(task for task in decode.tasks if task.silent), decode.tasks[-2]
+    recall, first = next(task for task in decode.tasks if task.state_only), decode.tasks[-2]
     assert now_s + 60.0 <= recall.deadline_s <= now_s + 90.0
     assert first.deadline_s == recall.deadline_s
 
@@ -274,7 +274,7 @@ async def test_a_missed_end_is_made_up_for_and_the_talker_left(decode: FakeDecod
     codes = np.concatenate([numbered(30, start=5000), np.zeros((300, GROUPS), np.int16)])
     source = Source(codes, asyncio.Event(), numbered(1), reason=FinishReason.STOP, decodes=gpu_frames > 0)
     decoder = decoder_of(decode, guard=EndingGuard(FRAME_SAMPLES, SAMPLE_RATE))
-    chunks = await collect(decoder.run(source.frames(), gpu_frames=gpu_frames))
+    chunks = await collect(decoder.decode_chunks(source.frames(), gpu_frames=gpu_frames))
     assert chunks[-1].finish_reason is FinishReason.SILENCE
     assert np.array_equal(joined_codes(chunks), codes[: len(joined_codes(chunks))])
     assert 30 + 30 <= len(joined_codes(chunks)) <= 30 + 80  # 3 to 8 s

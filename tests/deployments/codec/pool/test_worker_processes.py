@@ -41,8 +41,8 @@ def workers(processes: WorkerProcesses) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{first}/task/{first}/children").read_text().split()]
 
 
-def task(codes: torch.Tensor, state: DecoderState, *, silent: bool = False) -> DecodeTask:
-    return DecodeTask(codes.numpy().astype(np.int16), state, 0.0, silent)
+def task(codes: torch.Tensor, state: DecoderState, *, state_only: bool = False) -> DecodeTask:
+    return DecodeTask(codes.numpy().astype(np.int16), state, 0.0, state_only)
 
 
 def decoded(outcome: Decoded | Exception) -> Decoded:
@@ -55,11 +55,11 @@ def test_streams_are_decoded_as_in_here(processes: WorkerProcesses, decoder: Cod
     begun = decode_batch(decoder, [task(row[:1], decoder.initial_state()) for row in codes])
     theirs = [decoder.initial_state(), *(decoded(outcome).state for outcome in begun[1:])]
     ours, begins = list(theirs), [0, 1, 1]
-    for size, silent in ((1, False), (4, False), (3, True), (4, False)):
+    for size, state_only in ((1, False), (4, False), (3, True), (4, False)):
         rows = [row[first : first + size] for row, first in zip(codes, begins, strict=True)]
         pairs = []
         for states, call in ((theirs, processes.decode), (ours, lambda tasks: decode_batch(decoder, tasks))):
-            outcomes = call([task(row, state, silent=silent) for row, state in zip(rows, states, strict=True)])
+            outcomes = call([task(row, state, state_only=state_only) for row, state in zip(rows, states, strict=True)])
             states[:] = [decoded(outcome).state for outcome in outcomes]
             pairs.append([decoded(outcome).pcm for outcome in outcomes])
         for their_pcm, our_pcm in zip(*pairs, strict=True):
@@ -69,16 +69,16 @@ def test_streams_are_decoded_as_in_here(processes: WorkerProcesses, decoder: Cod
 
 
 def test_silent_streams_and_others_of_one_length_share_a_call(decoder: CodecDecoder, codes: torch.Tensor) -> None:
-    tasks = [task(row[:2], decoder.initial_state(), silent=number != 1) for number, row in enumerate(codes)]
+    tasks = [task(row[:2], decoder.initial_state(), state_only=number != 1) for number, row in enumerate(codes)]
     outcomes = [decoded(outcome) for outcome in decode_batch(decoder, tasks)]
-    assert [len(outcome.pcm) > 0 for outcome in outcomes] == [not each.silent for each in tasks]
+    assert [len(outcome.pcm) > 0 for outcome in outcomes] == [not each.state_only for each in tasks]
     assert {outcome.state.position for outcome in outcomes} == {2}
 
 
 def test_every_size_of_a_call_is_known_before_the_first(processes: WorkerProcesses) -> None:
-    assert {*processes.tried.largest_batches} == {1, 4}
-    assert min(processes.tried.largest_batches.values()) >= 1
-    assert processes.tried.seconds_per_frame > 0
+    assert {*processes.warm_up_result.largest_batches} == {1, 4}
+    assert min(processes.warm_up_result.largest_batches.values()) >= 1
+    assert processes.warm_up_result.seconds_per_frame > 0
 
 
 def test_a_state_can_be_used_again(processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor) -> None:

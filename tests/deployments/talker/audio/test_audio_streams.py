@@ -61,12 +61,12 @@ def feed(audio: AudioStreams, streams: dict[int, Codes]) -> dict[int, bytes]:
     for frame in range(max(map(len, streams.values()))):
         going = [number for number, codes in streams.items() if frame < len(codes)]
         audio.add_frames(going, torch.from_numpy(np.stack([streams[number][frame] for number in going])))
-        for number, pcm in audio.take():
+        for number, pcm in audio.pop_pcm():
             heard[number] += pcm
     for number in streams:
         audio.finish(number)
     while not audio.is_idle:
-        for number, pcm in audio.take():
+        for number, pcm in audio.pop_pcm():
             heard[number] += pcm
     return heard
 
@@ -79,12 +79,12 @@ def test_audio_stays_until_the_host_has_its_codes(audio: AudioStreams, decoder: 
     audio.add_frames([7], torch.from_numpy(codes[before : before + 1]))
     audio.add_frames([7], torch.from_numpy(codes[before + 1 :]))
     audio.finish(7)
-    assert audio.take(lambda sequence_id: before) == []
+    assert audio.pop_pcm(lambda sequence_id: before) == []
     assert audio.is_pending(7)
     assert not audio.is_idle
-    first = audio.take(lambda sequence_id: before + 1)
+    first = audio.pop_pcm(lambda sequence_id: before + 1)
     assert [len(pcm) for _, pcm in first] == [2 * decoder.frame_samples]
-    rest = audio.take(lambda sequence_id: before + 2)
+    rest = audio.pop_pcm(lambda sequence_id: before + 2)
     assert sum(len(pcm) for _, pcm in rest) == 2 * decoder.frame_samples
     assert not audio.is_pending(7)
 
@@ -120,7 +120,7 @@ def test_slots_are_used_again_also_after_leaving(audio: AudioStreams, decoder: C
             codes = random_codes(4, seed=number)
             heard = feed(audio, {number: codes})[number]
             assert_close(heard, whole(decoder, np.concatenate([random_codes(1), codes])))
-    assert audio.take() == []
+    assert audio.pop_pcm() == []
     assert audio.is_idle
 
 
@@ -154,7 +154,7 @@ class FakeSlots:
     def largest_batch(self, frames: int) -> int:
         return 8
 
-    def begin(self, slot: int, state: DecoderState | None = None) -> None:
+    def start_slot(self, slot: int, state: DecoderState | None = None) -> None:
         self.begun.append(state)
 
     def state(self, slot: int) -> DecoderState:
@@ -203,7 +203,7 @@ def land(slots: FakeSlots, audio: AudioStreams) -> list[int]:
     """End the calls that were made so far; whose audio they brought."""
     for decode_call in slots.decode_calls:
         decode_call.done = True
-    return [number for number, _ in audio.take()]
+    return [number for number, _ in audio.pop_pcm()]
 
 
 def test_the_first_frame_starts_at_once_and_later_ones_share_calls(slots: FakeSlots, faked: AudioStreams) -> None:
@@ -212,7 +212,7 @@ def test_the_first_frame_starts_at_once_and_later_ones_share_calls(slots: FakeSl
         faked.add_frames([number], frames_of(1))
     assert [len(called) for called, _ in slots.calls] == [1, 1]  # one runs, one waits behind it
     slots.decode_calls[0].done = True
-    assert [number for number, _ in faked.take()] == [0]
+    assert [number for number, _ in faked.pop_pcm()] == [0]
     assert [len(called) for called, _ in slots.calls] == [1, 1, 4]
 
 
@@ -301,10 +301,10 @@ def test_a_stream_with_time_waits_no_longer_than_bearable(slots: FakeSlots, cloc
     audio = playing(slots, 12)
     add_frames(audio, 0, 12)
     clock.now_s += 0.09
-    assert audio.take() == []
+    assert audio.pop_pcm() == []
     assert slots.calls == []
     clock.now_s += 0.02
-    audio.take()
+    audio.pop_pcm()
     assert slots.shapes == [(1, 12)]
     land(slots, audio)
     add_frames(audio, 0, 12)
@@ -318,7 +318,7 @@ def test_a_stream_that_has_waited_goes_however_busy_the_device_is(slots: FakeSlo
     add_frames(audio, 2, 12)
     assert slots.shapes == [(2, 12)]  # it has not ended
     clock.now_s += 0.11
-    audio.take()
+    audio.pop_pcm()
     assert slots.shapes == [(2, 12), (1, 12)]
 
 
@@ -363,7 +363,7 @@ def test_the_end_of_a_stream_is_one_call(slots: FakeSlots) -> None:
     assert audio.finish(0)
     assert slots.shapes == [(1, 8)]
     slots.decode_calls[-1].done = True
-    [(number, pcm)] = audio.take()
+    [(number, pcm)] = audio.pop_pcm()
     assert (number, len(pcm)) == (0, 2 * 5)  # a sample a frame
     assert not audio.is_pending(0)
 
@@ -509,13 +509,13 @@ def test_jobs_are_decoded_where_no_other_stream_wants_to_be(
         faked.open(number, None, num_frames=ALL_FRAMES, background=True)
         faked.add_frames([number], frames_of(1))
     clock.now_s += 0.2  # longer than the frame of a listener waits to share a call
-    faked.take()
+    faked.pop_pcm()
     assert [len(called) for called, _ in slots.calls] == [1], "no second call waits behind one of a job"
     with pytest.raises(Overloaded):
         faked.open(4, None, num_frames=ALL_FRAMES, background=True)  # half of the slots are for others
     faked.open(10, None, num_frames=ALL_FRAMES)
     slots.decode_calls[-1].done = True
-    faked.take()
+    faked.pop_pcm()
     assert len(slots.calls) == 1, "a listener waits for a first sound"
     faked.add_frames([10], frames_of(1))
     assert faked._streams[10].slot in slots.calls[1][0]
@@ -524,7 +524,7 @@ def test_jobs_are_decoded_where_no_other_stream_wants_to_be(
     clock.now_s += 1  # in which the listener's player runs dry: it has begun
     for _ in range(20):
         slots.decode_calls[-1].done = slots.decode_calls[-2].done = True
-        faked.take()
+        faked.pop_pcm()
     assert {slot for called, _ in slots.calls for slot in called} == {0, 1, 2, 3, 4}
 
 
@@ -534,7 +534,7 @@ def test_a_listener_without_text_holds_no_job_up(slots: FakeSlots, faked: AudioS
     faked.add_frames([1], frames_of(1))
     assert not slots.calls
     clock.now_s += 0.2
-    faked.take()
+    faked.pop_pcm()
     assert len(slots.calls) == 1
 
 
@@ -573,7 +573,7 @@ def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch:
             audio.finish(going.pop(rng.randrange(len(going))))
         for decode_call in slots.decode_calls:
             decode_call.done = decode_call.done or rng.random() < 0.5
-        audio.take()
+        audio.pop_pcm()
     assert len(sizes) > 1000
     assert all(sizes)
 
@@ -583,6 +583,6 @@ def test_no_decoder_is_loaded_while_nobody_wants_audio() -> None:
     audio = AudioStreams(Mock(side_effect=AssertionError("the decoder was loaded")), num_slots=1, frame_s=FRAME_S)
     audio.open(1, None, num_frames=0)
     audio.add_frames([1], frames_of(1))
-    assert audio.take() == []
+    assert audio.pop_pcm() == []
     assert not audio.finish(1)
     assert audio.is_idle

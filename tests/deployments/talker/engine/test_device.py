@@ -9,7 +9,7 @@ import torch
 
 from deployments.errors import EngineError
 from deployments.talker.engine import device
-from deployments.talker.engine.device import MAX_LEAD_S, EngineDevice, turn_on_gpu
+from deployments.talker.engine.device import MAX_LEAD_S, EngineDevice, gpu_startup_lock
 from deployments.talker.engine.engine import Engine
 from tests.deployments.talker.conftest import CONFIG
 
@@ -68,7 +68,7 @@ def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatc
         second.start()
         assert waits.wait(30)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2")
-        with turn_on_gpu(pytest.fail):  # another GPU waits for nobody
+        with gpu_startup_lock(pytest.fail):  # another GPU waits for nobody
             order.append("first")
     second.join(30)
     assert order == ["first", "second"]

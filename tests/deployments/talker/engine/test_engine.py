@@ -29,12 +29,12 @@ from deployments.protocol import (
 )
 from deployments.recording_cache import Lookups
 from deployments.talker.engine import engine as engine_module
-from deployments.talker.engine import outgoing
+from deployments.talker.engine import output_queue
 from deployments.talker.engine.device import EngineDevice
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.intake import complete
+from deployments.talker.engine.input_processor import with_defaults
 from deployments.talker.engine.startup import build_engine, warm_up
-from deployments.talker.engine.step_maker import StepInFlight
+from deployments.talker.engine.step_executor import StepInFlight
 from deployments.talker.model.talker import CodePredictor, Talker
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.networks.plain_networks import PlainNetworks
@@ -337,7 +337,7 @@ def test_frames_sent_early_go_together(
     parts = engine.info, engine.prompts, engine.limits, engine.runner, engine.scheduler, engine.audio
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "on_gpu", on_gpu)
-        engine.outgoing.max_held = Engine(*parts).outgoing.max_held
+        engine.output_queue.max_held = Engine(*parts).output_queue.max_held
     chunks = chunks_of(engine, request)
     assert [len(chunk.codes) for chunk in chunks][:8] == [1, 1, 1, 1, 1, 1, together, together]  # 6 last for 0.48 s
     assert same(Spoken.join(chunks), expected)
@@ -371,8 +371,8 @@ def test_a_step_that_took_long_delays_the_next_only_once(engine: Engine, monkeyp
     starts_ns, polls_s = [], [engine.poll_timeout_s]
     for measured_ns in (1_000_000, 9_000_000, 1_000_000, 900_000):
         before = SimpleNamespace(sequences=[], advance_ns=lambda measured_ns=measured_ns: measured_ns)
-        queued: Any = SimpleNamespace(sequences=[], result=lambda: np.zeros((0, 4), np.int16))
-        step = StepInFlight(queued, engine.runner, [], before)  # type: ignore[arg-type]
+        runner_step: Any = SimpleNamespace(sequences=[], result=lambda: np.zeros((0, 4), np.int16))
+        step = StepInFlight(runner_step, engine.runner, [], before)  # type: ignore[arg-type]
         engine._step = step
         engine._collect(step)
         starts_ns.append(step.next_start_ns + 800_000)
@@ -397,7 +397,7 @@ def test_warming_up_leaves_no_trace(tiny_checkpoint: Callable[[str], Path], kind
 def test_options_of_the_request_come_before_those_of_the_checkpoint() -> None:
     defaults = Sampling(do_sample=True, temperature=0.9, top_k=50, max_new_tokens=100)
     asked = Sampling(do_sample=False, top_k=0)
-    assert complete(asked, defaults) == Sampling(do_sample=False, temperature=0.9, top_k=0, max_new_tokens=100)
+    assert with_defaults(asked, defaults) == Sampling(do_sample=False, temperature=0.9, top_k=0, max_new_tokens=100)
 
 
 def test_the_description_is_what_the_checkpoint_says(engine_of: Kinds) -> None:
@@ -510,7 +510,7 @@ def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: py
     else:
         monkeypatch.setattr(engine.runner.state, "hidden", engine.runner.state.hidden * torch.nan)
         monkeypatch.setattr(
-            engine.runner, "prefill", lambda sequences: [engine.runner._writer.admit(s, []) for s in sequences]
+            engine.runner, "prefill", lambda sequences: [engine.runner._writer.write_row(s, []) for s in sequences]
         )
     with pytest.raises(EngineError):
         warm_up(engine)
@@ -518,13 +518,13 @@ def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: py
 
 def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a sequence that gives up its blocks while frames of it are held back."""
-    monkeypatch.setattr(outgoing, "_HOLDING_LEAD_S", -math.inf)  # hold whatever can be held
+    monkeypatch.setattr(output_queue, "_HOLDING_LEAD_S", -math.inf)  # hold whatever can be held
     requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
     whole = speak_all(build_engine(checkpoint, CONFIG), requests)
     engine = with_blocks(checkpoint, CONFIG, 12)
-    engine.outgoing.max_held = 8
-    steps, take = itertools.count(1), engine.audio.take
-    monkeypatch.setattr(engine.audio, "take", lambda known: [] if next(steps) % 5 else take(known))
+    engine.output_queue.max_held = 8
+    steps, pop_pcm = itertools.count(1), engine.audio.pop_pcm
+    monkeypatch.setattr(engine.audio, "take", lambda known: [] if next(steps) % 5 else pop_pcm(known))
     prefilled = record_prefills(engine, monkeypatch)
     for number, request in enumerate(requests):
         engine.add(number, replace(request, gpu_frames=ALL_FRAMES))
@@ -626,9 +626,9 @@ def test_a_text_is_refused_by_its_bytes(engine_of: Kinds, name: str, monkeypatch
     )
     with pytest.raises(InvalidRequest) as caught:
         engine.add(0, request)
-    assert (caught.value.code, engine.intake.long_texts(request)) == ("context_length_exceeded", [])
-    monkeypatch.setattr("deployments.talker.engine.intake._LONG_CHARS", 150)
+    assert (caught.value.code, engine.input_processor.long_texts(request)) == ("context_length_exceeded", [])
+    monkeypatch.setattr("deployments.talker.engine.input_processor._LONG_CHARS", 150)
     long = "word " * 40
-    assert engine.intake.long_texts(ask(long, following=("Short.", long))) == [long, long]
+    assert engine.input_processor.long_texts(ask(long, following=("Short.", long))) == [long, long]
     assert max(seen, default=0) < 1000
     assert engine.is_idle

@@ -18,7 +18,7 @@ from deployments.protocol import FinishReason, Progress, Sampling, SynthesisRequ
 from deployments.talker.engine import lanes
 from deployments.talker.engine import scheduler as module
 from deployments.talker.engine.scheduler import Batch, Scheduler
-from deployments.talker.engine.step_maker import StepInFlight
+from deployments.talker.engine.step_executor import StepInFlight
 from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import Prompt
@@ -79,22 +79,22 @@ class Steps(RuleBasedStateMachine):
 
     # What lanes ask of the step maker.
 
-    def admit(self, sequences: list[Sequence], runner: object) -> list[Sequence]:
+    def start_sequences(self, sequences: list[Sequence], runner: object) -> list[Sequence]:
         return sequences[: self.num_failing]
 
     def queue(self, sequences: list[Sequence], runner: Any, after: None) -> StepInFlight:
         runner.run_pending_advance.reset_mock()
-        queued: Any = SimpleNamespace(sequences=sequences, has_codes=False, is_over=False, result=lambda: None)
-        return StepInFlight(queued, runner, [])
+        runner_step: Any = SimpleNamespace(sequences=sequences, has_codes=False, is_over=False, result=lambda: None)
+        return StepInFlight(runner_step, runner, [])
 
     def deliver(self, step: Any, frames: None = None) -> None:
-        for each in step.queued.sequences:
-            if self.line.holds(each):
+        for each in step.runner_step.sequences:
+            if self.line.has_row(each):
                 each.append(FRAME)
 
-    def follow_text(self, queued: Any) -> None:
-        assert not any(each.id in self.line.running for each in queued.sequences), "it comes before they join"
-        queued.was_followed = True
+    def follow_text(self, runner_step: Any) -> None:
+        assert not any(each.id in self.line.running for each in runner_step.sequences), "it comes before they join"
+        runner_step.was_followed = True
 
     def needed(self, each: Sequence) -> int:
         return -(-(each.num_positions + 1) // BLOCK_SIZE)
@@ -167,7 +167,7 @@ class Steps(RuleBasedStateMachine):
         self.drop(number)
 
     def drop(self, number: int) -> None:
-        self.lanes.await_sequence(number)
+        self.lanes.wait_for_lane(number)
         self.check_waits(any(each.id == number for each in self.in_lanes))
         self.line.abort(number)
         for each in self.known[number : number + 1]:
@@ -216,7 +216,7 @@ class Steps(RuleBasedStateMachine):
         for lane in self.lanes.runners:
             lane.cuda_stream.wait_stream.assert_called_once_with(DEVICE)  # type: ignore[union-attr]
             lane.cuda_stream.reset_mock()  # type: ignore[union-attr]
-        self.beside = SimpleNamespace(queued=SimpleNamespace(sequences=self.batch.decode))
+        self.beside = SimpleNamespace(runner_step=SimpleNamespace(sequences=self.batch.decode))
         with_row = self.running + self.in_lanes
         self.unused_rows = {*range(self.num_rows)} - {each.row for each in with_row if each.row is not None}
         self.unused_blocks = {*range(1, self.num_blocks + 1)} - self.held(with_row)
@@ -299,11 +299,11 @@ class Steps(RuleBasedStateMachine):
         self.num_failing = num_failing
         ready = [each for each in self.waiting if not each.awaits_text]
         self.lanes.start_step(self.beside)
-        taken = [each for each in self.waiting if self.line.holds(each)]
+        taken = [each for each in self.waiting if self.line.has_row(each)]
         assert taken == ready[: len(taken)]
         self.waiting = [each for each in self.waiting if each not in taken]
         self.in_lanes += taken
-        num_beside = sum(not each.is_background for each in self.beside.queued.sequences)
+        num_beside = sum(not each.is_background for each in self.beside.runner_step.sequences)
         if not self.free_lanes or num_beside > 2:
             assert taken == []
             return
@@ -323,36 +323,36 @@ class Steps(RuleBasedStateMachine):
             self.drop(each.id)
         if taken[num_failing:]:
             self.lane_steps.append(self.lanes._in_flight[-1])
-            assert self.lane_steps[-1].queued.sequences == taken[num_failing:]
+            assert self.lane_steps[-1].runner_step.sequences == taken[num_failing:]
             assert self.lane_steps[-1].runner is self.free_lanes.pop(0)
 
     @precondition(lambda self: self.lane_steps)
     @rule(data=st.data())
     def run_lane(self, data: st.DataObject) -> None:
-        queued: Any = data.draw(st.sampled_from(self.lane_steps)).queued
-        queued.has_codes, queued.is_over = True, queued.has_codes
+        runner_step: Any = data.draw(st.sampled_from(self.lane_steps)).runner_step
+        runner_step.has_codes, runner_step.is_over = True, runner_step.has_codes
 
     @rule()
     def collect_lanes(self) -> None:
         """One lane's frames are handed on at once. The sequences of lanes that are over join the others."""
         joining, handed_on = list[StepInFlight](), list[StepInFlight]()
         for each in self.lane_steps:
-            if each.queued.has_codes and not each.is_collected:
+            if each.runner_step.has_codes and not each.is_collected:
                 handed_on.append(each)
                 break
-            if each.is_collected and each.queued.is_over:
+            if each.is_collected and each.runner_step.is_over:
                 joining.append(each)
         assert self.lanes.collect() == bool(handed_on)
         assert self.lanes.is_idle == (len(self.lane_steps) == len(joining))
         for step in joining:
             self.lane_steps.remove(step)
             self.free_lanes = sorted([*self.free_lanes, step.runner], key=self.lanes.runners.index)
-            assert step.queued.was_followed  # type: ignore[attr-defined]
+            assert step.runner_step.was_followed  # type: ignore[attr-defined]
             step.runner.run_pending_advance.assert_called()  # type: ignore[attr-defined]
-            joined = [each for each in step.queued.sequences if each in self.in_lanes]
+            joined = [each for each in step.runner_step.sequences if each in self.in_lanes]
             self.running += joined
             self.in_lanes = [each for each in self.in_lanes if each not in joined]
-        first = [each for step in handed_on for each in step.queued.sequences]
+        first = [each for step in handed_on for each in step.runner_step.sequences]
         assert all(each.num_frames == 1 for each in first if each in self.in_lanes)
         self.retired(first)
         self.check_waits(any(each.finish_reason is not None for each in first))  # for their rows, which are free now
@@ -374,7 +374,7 @@ class Steps(RuleBasedStateMachine):
         live = {each.id: each for each in [*self.waiting, *self.jobs, *with_row]}
         for each in self.known:
             assert line.find(each.id) is live.get(each.id)
-            assert line.holds(each) == (each in with_row)
+            assert line.has_row(each) == (each in with_row)
             assert (each.row is not None) == (each in with_row)
 
     def teardown(self) -> None:
@@ -384,7 +384,7 @@ class Steps(RuleBasedStateMachine):
             if self.line.is_idle and self.lanes.is_idle:
                 break
             for step in self.lane_steps:
-                step.queued.has_codes = step.queued.is_over = True  # type: ignore[misc]
+                step.runner_step.has_codes = step.runner_step.is_over = True  # type: ignore[misc]
             self.collect_lanes()
             self.step(0.3, 1)
         self.each_sequence_is_in_one_place_and_each_row_and_block_is_held_once()

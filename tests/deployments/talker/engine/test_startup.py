@@ -64,7 +64,7 @@ def test_a_talker_that_makes_no_audio_has_no_codec_on_its_gpu(tmp_path: Path, mo
     monkeypatch.setattr(startup.SpeechTokenizerConfig, "load", lambda folder: SimpleNamespace(frame_s=0.08))
     for makes_audio, expected in ((False, ["emptied"]), (True, ["loaded", "emptied"])):
         done.clear()
-        start = torch.device("cuda"), StartClock(), startup.prepare_nothing
+        start = torch.device("cuda"), StartClock(), startup.precompile_nothing
         audio = startup._load_audio(tmp_path, 16, *start, makes_audio=makes_audio)
         assert (done, audio.precision) == (expected, "float16" if makes_audio else "float32")
         assert audio._num_slots == 16

@@ -58,7 +58,7 @@ def frames(made_by: ModelRunner, talker: Talker, *, count: int) -> list[list[lis
 def prepared(made_by: ModelRunner, talker: Talker, *, count: int) -> list[Sequence]:
     speaking = sequences(talker)
     for sequence in speaking:
-        made_by.blocks.grow(sequence.id, sequence.num_positions + count)
+        made_by.blocks.allocate(sequence.id, sequence.num_positions + count)
         made_by.networks.tables.project(np.concatenate((sequence.prompt.text_ids, sequence.prompt.trailing)))
     return speaking
 

@@ -14,7 +14,7 @@ from deployments.talker.model.talker import FrameAttention, Talker
 from deployments.talker.networks.fused_networks import FusedPredictor, PackedPredictor
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack
 from deployments.talker.sampling import torch_sampler
-from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.sampling.torch_sampler import NoiseKey
 from deployments.talker.state.batch_state import BatchOptions, Context, DrawingOptions
 from deployments.talker.state.kv_cache import KVCache
 
@@ -77,7 +77,7 @@ def test_predictor_passes(talker: Talker, device: torch.device) -> None:
 def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: torch.device) -> None:
     hidden = torch.randn(ROWS, talker.config.talker.hidden_size, device=device)
     code0 = torch.tensor([1, 2, 3], device=device)
-    draw = Draw(torch.tensor([1, -5, 1 << 40], device=device), torch.tensor([0, 5, 9], device=device), 0)
+    noise_key = NoiseKey(torch.tensor([1, -5, 1 << 40], device=device), torch.tensor([0, 5, 9], device=device), 0)
     options = BatchOptions.of(
         [
             DrawingOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0),
@@ -87,10 +87,10 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
         device=device,
     )
     predictor = FusedPredictor(PackedPredictor.pack_in_place(talker), max_rows=4, pdl=False)
-    codes = predictor.predict_frame(hidden, code0, options, draw)
+    codes = predictor.predict_frame(hidden, code0, options, noise_key)
 
     def sample(logits: torch.Tensor, codebook: int) -> torch.Tensor:
-        return torch_sampler.sample(logits, options, replace(draw, codebook=codebook))
+        return torch_sampler.sample(logits, options, replace(noise_key, codebook=codebook))
 
     expected_codes, expected_total = talker.code_predictor(
         hidden, code0, talker.model.codec_embedding(code0), sample=sample

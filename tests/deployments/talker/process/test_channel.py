@@ -7,7 +7,7 @@ from deployments.talker.process import channel
 from tests.deployments.talker.driving import ask
 
 FRAMES = np.arange(32, dtype=np.int16).reshape(2, 16)
-MESSAGES: list[channel.Command | channel.Report] = [
+MESSAGES: list[channel.Command | channel.EngineEvent] = [
     channel.Loading("the talker"), channel.Submit(1, ask("Hello there." * 50)),
     channel.Produced(((1, FrameChunk(FRAMES, 5, FinishReason.STOP)),), 0.01, channel.EngineLoad(num_running=1)),
     channel.RequestFailed(2, InvalidRequest("too long", "input")), channel.Abort(1),

@@ -47,7 +47,7 @@ ENDLESS = ask("Hello there. " * 10, frames=300, ignore_eos=True)
 
 
 async def listen(client: EngineClient, request: SynthesisRequest) -> list[FrameChunk]:
-    async with aclosing(client.submit(request)) as chunks:
+    async with aclosing(client.stream_frames(request)) as chunks:
         return [chunk async for chunk in chunks]
 
 
@@ -91,7 +91,7 @@ async def test_a_job_gets_its_frames_in_few_chunks(client: EngineClient) -> None
 
 async def test_a_slow_reader_gets_what_has_arrived_in_one_chunk(client: EngineClient) -> None:
     request = ask(frames=15, ignore_eos=True)
-    async with aclosing(client.submit(request)) as chunks:
+    async with aclosing(client.stream_frames(request)) as chunks:
         first = await anext(chunks)
         await listen(client, ask(frames=30, ignore_eos=True))  # ends later than the first one
         rest = await anext(chunks)
@@ -104,7 +104,7 @@ async def test_leaving_a_stream_aborts_it(client: EngineClient, by_cancelling: b
     first_frame = asyncio.Event()
 
     async def read() -> None:
-        async with aclosing(client.submit(ENDLESS)) as chunks:
+        async with aclosing(client.stream_frames(ENDLESS)) as chunks:
             async for _ in chunks:
                 first_frame.set()
                 if not by_cancelling:
@@ -120,7 +120,7 @@ async def test_leaving_a_stream_aborts_it(client: EngineClient, by_cancelling: b
 
 
 async def test_overload_arrives_before_the_first_frame(client: EngineClient) -> None:
-    async with aclosing(client.submit(ENDLESS)) as one, aclosing(client.submit(ENDLESS)) as two:
+    async with aclosing(client.stream_frames(ENDLESS)) as one, aclosing(client.stream_frames(ENDLESS)) as two:
         await asyncio.gather(anext(one), anext(two))
         waiting = [asyncio.create_task(listen(client, ask(frames=3))) for _ in range(3)]
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_does_not_load_fails_the_constructor(model: str, tmp_p
 
 async def test_stopping_ends_the_process_and_its_streams(model: str) -> None:
     client = EngineClient(model, SMALL)
-    async with aclosing(client.submit(ENDLESS)) as chunks:
+    async with aclosing(client.stream_frames(ENDLESS)) as chunks:
         await anext(chunks)
         client.stop()
         assert client._process.returncode == 0  # it ended by itself
@@ -193,7 +193,7 @@ async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process:
     chunks, heard = [], asyncio.Event()
 
     async def hear() -> None:
-        async with aclosing(client.submit(live)) as stream:
+        async with aclosing(client.stream_frames(live)) as stream:
             async for chunk in stream:
                 chunks.append(chunk)
                 heard.set()
@@ -224,7 +224,10 @@ async def test_text_is_read_no_longer_than_its_stream(
             closed.set()
 
     monkeypatch.setattr(mailbox, "read", read)
-    async with asyncio.timeout(20), aclosing(client.submit(replace(ask(""), mailbox=Mailbox("", 1, "")))) as chunks:
+    async with (
+        asyncio.timeout(20),
+        aclosing(client.stream_frames(replace(ask(""), mailbox=Mailbox("", 1, "")))) as chunks,
+    ):
         await anext(chunks)
         if breaks:
             go_on.set()
@@ -302,10 +305,10 @@ async def test_a_replica_has_what_its_settings_say(
     """The labels of its metrics, its state in `talkray status`, and idleness from the start."""
     labels, told, attached, info = list[Any](), list[bool](), list[int](), in_process.info
 
-    async def attach(client: EngineClient) -> None:
+    async def connect(client: EngineClient) -> None:
         attached.append(1)
 
-    for name, replacement in (("attach", attach), ("_await_ready", lambda client: info), ("is_alive", True)):
+    for name, replacement in (("attach", connect), ("_await_ready", lambda client: info), ("is_alive", True)):
         monkeypatch.setattr(EngineClient, name, replacement)
     monkeypatch.setattr(subprocess, "Popen", started := Mock())
     monkeypatch.setattr(deployment.ray_metrics, "install", lambda name, *, pool: labels.append((name, pool)))
@@ -356,7 +359,7 @@ async def sleeper(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> Asyn
     calls: Calls = []
     monkeypatch.setattr(asleep, "send_to_sleep", lambda process: calls.append(("sleep", process)))
     monkeypatch.setattr(asleep, "wake", lambda process: calls.append(("wake", process)))
-    await client.attach()
+    await client.connect()
     yield calls
     client._keep_alive_s = None
     async with client._changing:  # a change that is under way would set it again
@@ -451,7 +454,7 @@ async def test_a_gpu_is_free_while_its_engine_sleeps(tmp_path: Path) -> None:
         assert before - torch.cuda.mem_get_info()[0] < 0.1 * used
         asked_s = time.monotonic()
         heard, first_s = [], math.inf
-        async with aclosing(engine.submit(replace(request, gpu_frames=20))) as chunks:
+        async with aclosing(engine.stream_frames(replace(request, gpu_frames=20))) as chunks:
             async for chunk in chunks:
                 heard.append(chunk)
                 first_s = min(first_s, time.monotonic() - asked_s if chunk.pcm else math.inf)

@@ -18,7 +18,7 @@ from deployments.errors import CheckpointError, EngineError, InvalidRequest, Tal
 from deployments.protocol import FrameChunk, Reference
 from deployments.recording_cache import VOICE_BYTES, Lookups
 from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine import intake
+from deployments.talker.engine import input_processor
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.process import channel
 from deployments.talker.process.channel import EngineStart
@@ -41,7 +41,7 @@ class Replica:
     def send(self, *commands: channel.Command) -> None:
         self.connection.sendall(b"".join(channel.encode(command) for command in commands))
 
-    def until(self, condition: Callable[[channel.Report], bool]) -> list[channel.Report]:
+    def until(self, condition: Callable[[channel.EngineEvent], bool]) -> list[channel.EngineEvent]:
         seen = []
         for report in self.reports:
             seen.append(report)
@@ -49,10 +49,10 @@ class Replica:
                 return seen
         raise AssertionError(f"the socket closed after {seen}")
 
-    def _read(self) -> Iterator[channel.Report]:
+    def _read(self) -> Iterator[channel.EngineEvent]:
         while data := self.connection.recv(1 << 16):
             for message in self.unpacker.feed(data):
-                assert isinstance(message, channel.Report)
+                assert isinstance(message, channel.EngineEvent)
                 yield message
 
 
@@ -77,7 +77,7 @@ def engine_process(start: EngineStart, ends_with: type[Exception] = ConnectionEr
     assert len(ended) == 1
 
 
-def is_ready(report: channel.Report) -> bool:
+def is_ready(report: channel.EngineEvent) -> bool:
     return isinstance(report, channel.Ready)
 
 
@@ -89,18 +89,18 @@ def loaded(start: EngineStart, ends_with: type[Exception] = ConnectionError) -> 
         yield replica
 
 
-def is_last(number: int) -> Callable[[channel.Report], bool]:
+def is_last(number: int) -> Callable[[channel.EngineEvent], bool]:
     return lambda report: (
         isinstance(report, channel.Produced)
         and any(each == number and chunk.finish_reason is not None for each, chunk in report.chunks)
     )
 
 
-def has_frames(report: channel.Report) -> bool:
+def has_frames(report: channel.EngineEvent) -> bool:
     return isinstance(report, channel.Produced) and bool(report.chunks)
 
 
-def chunks_of(reports: list[channel.Report], number: int) -> list[FrameChunk]:
+def chunks_of(reports: list[channel.EngineEvent], number: int) -> list[FrameChunk]:
     produced = [report for report in reports if isinstance(report, channel.Produced)]
     return [chunk for report in produced for each, chunk in report.chunks if each == number]
 
@@ -190,7 +190,7 @@ def test_its_load_counts_the_lookups_of_each_cache_once(engine: Engine, monkeypa
 def test_an_idle_engine_still_reports(start: EngineStart) -> None:
     with loaded(start) as replica:
         for _ in range(2):
-            assert replica.until(lambda report: isinstance(report, channel.Alive)) == [channel.Alive()]
+            assert replica.until(lambda report: isinstance(report, channel.Heartbeat)) == [channel.Heartbeat()]
 
 
 @pytest.mark.parametrize("ends", ["tokenized", "aborted"])
@@ -209,12 +209,12 @@ def test_a_long_text_is_tokenized_aside(checkpoint: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(TextTokenizer, "encode_ahead", held)
     monkeypatch.setattr(TextTokenizer, "encode_places", inline)
-    monkeypatch.setattr(intake, "_LONG_CHARS", 150)
+    monkeypatch.setattr(input_processor, "_LONG_CHARS", 150)
     with loaded(starts(str(checkpoint), CONFIG)) as replica:
         replica.send(channel.Submit(1, ask(long, frames=2, ignore_eos=True)))
         replica.send(channel.Submit(2, ask(frames=3, ignore_eos=True)))
         seen = replica.until(is_last(2))
-        seen += replica.until(lambda report: isinstance(report, channel.Alive))
+        seen += replica.until(lambda report: isinstance(report, channel.Heartbeat))
         assert not chunks_of(seen, 1)
         if ends == "aborted":
             replica.send(channel.Abort(1), channel.Submit(3, ask(frames=2, ignore_eos=True)))
@@ -225,7 +225,7 @@ def test_a_long_text_is_tokenized_aside(checkpoint: Path, monkeypatch: pytest.Mo
 
 
 def test_it_says_that_nothing_runs_after_the_last_abort(start: EngineStart) -> None:
-    def is_free(report: channel.Report) -> bool:
+    def is_free(report: channel.EngineEvent) -> bool:
         return isinstance(report, channel.Produced) and (report.load.num_running, report.load.num_waiting) == (0, 0)
 
     with loaded(start) as replica:
@@ -325,7 +325,7 @@ def test_text_that_trips_the_engine_ends_its_stream(error: Exception) -> None:
         assert (failed.sequence_id, str(error) in str(failed.error)) == (3, True)
 
 
-LARGE_REPORTS: list[channel.Command | channel.Report] = [channel.Loading(str(n) * 400_000) for n in range(4)]
+LARGE_REPORTS: list[channel.Command | channel.EngineEvent] = [channel.Loading(str(n) * 400_000) for n in range(4)]
 
 
 def test_a_report_waits_for_a_busy_replica_and_the_engine_does_not() -> None:
@@ -334,10 +334,10 @@ def test_a_report_waits_for_a_busy_replica_and_the_engine_does_not() -> None:
         process, unpacker = EngineProcess(theirs), channel.Unpacker()
         for report in LARGE_REPORTS:
             process._send(report)  # type: ignore[arg-type]
-        came: list[channel.Command | channel.Report] = []
+        came: list[channel.Command | channel.EngineEvent] = []
         while len(came) < len(LARGE_REPORTS):
             came += unpacker.feed(ours.recv(1 << 20))
-            assert process._await_data(0) is False
+            assert process._wait_for_data(0) is False
         assert came == LARGE_REPORTS
 
 
@@ -349,7 +349,7 @@ def test_an_engine_whose_replica_does_not_read_for_long_waits(monkeypatch: pytes
         process, unpacker = EngineProcess(theirs), channel.Unpacker()
         sending = Thread(target=lambda: [process._send(report) for report in LARGE_REPORTS])  # type: ignore[func-returns-value, arg-type]
         sending.start()
-        came = list[channel.Command | channel.Report]()
+        came = list[channel.Command | channel.EngineEvent]()
         while len(came) < len(LARGE_REPORTS):  # times out if the process keeps a report for later instead of waiting
             came += unpacker.feed(ours.recv(1 << 12))
         sending.join()

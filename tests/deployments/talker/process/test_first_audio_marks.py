@@ -14,12 +14,12 @@ MARKED = SynthesisRequest("r", "Hello.", marks=(("received", 0),))
 
 def begun(request: SynthesisRequest) -> FirstAudioMarks:
     first_audio = FirstAudioMarks()
-    first_audio.begin(1, request, arrival=("to-engine", 1))
+    first_audio.track(1, request, arrival=("to-engine", 1))
     return first_audio
 
 
 def stages(first_audio: FirstAudioMarks, chunk: FrameChunk) -> list[str]:
-    ((_, followed),) = first_audio.follow(((1, chunk),))
+    ((_, followed),) = first_audio.mark_first_audio(((1, chunk),))
     return [stage for stage, _ in followed.marks]
 
 
@@ -47,7 +47,7 @@ def test_a_stream_that_ends_without_either_is_not_kept() -> None:
 def test_other_requests_are_left_alone() -> None:
     first_audio = begun(SynthesisRequest("r", "Hello."))
     chunks = ((1, FrameChunk(CODES, 1)),)
-    assert first_audio.follow(chunks) is chunks
+    assert first_audio.mark_first_audio(chunks) is chunks
 
 
 def test_a_request_that_is_given_up_is_forgotten() -> None:

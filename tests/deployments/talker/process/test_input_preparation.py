@@ -46,11 +46,11 @@ def started(engine: Engine) -> list[Encoding]:
 def test_commands_wait_for_the_recording_in_order(engine: Engine, request_: SynthesisRequest) -> None:
     preparation, other = InputPreparation(engine), Submit(2, ask("Another one."))
     last = Append(1, "more", is_last=True)
-    assert preparation.due([Submit(1, request_), other]) == [other]
-    assert preparation.due([last]) == []
+    assert preparation.ready_commands([Submit(1, request_), other]) == [other]
+    assert preparation.ready_commands([last]) == []
     assert preparation
     started(engine)[0].is_done = True
-    submit, *others = preparation.due([])
+    submit, *others = preparation.ready_commands([])
     assert (others, bool(preparation)) == ([last], False)
     assert isinstance(submit, Submit)
     first, *later = [chunk.clone_prompt for chunk in chunks_of(engine, submit.request)]
@@ -63,13 +63,13 @@ def test_commands_wait_for_the_recording_in_order(engine: Engine, request_: Synt
 
 def test_an_encoded_recording_is_found_in_the_cache(engine: Engine) -> None:
     preparation = InputPreparation(engine)
-    assert preparation.due([Submit(1, IN_CONTEXT)]) == []
+    assert preparation.ready_commands([Submit(1, IN_CONTEXT)]) == []
     started(engine)[0].is_done = True
-    (submit,) = preparation.due([])
+    (submit,) = preparation.ready_commands([])
     assert isinstance(submit, Submit)
     spoken = speak(engine, submit.request)
     for again in (IN_CONTEXT, BY_VECTOR):
-        assert preparation.due([Submit(2, again)]) == [Submit(2, again)]
+        assert preparation.ready_commands([Submit(2, again)]) == [Submit(2, again)]
     assert np.array_equal(speak(engine, IN_CONTEXT).codes, spoken.codes)
     assert len(started(engine)) == 1
     caches = engine.prompts.speakers, engine.prompts.references
@@ -78,17 +78,17 @@ def test_an_encoded_recording_is_found_in_the_cache(engine: Engine) -> None:
 
 def test_a_vector_alone_does_not_replace_codes(engine: Engine) -> None:
     preparation = InputPreparation(engine)
-    preparation.due([Submit(1, BY_VECTOR)])
+    preparation.ready_commands([Submit(1, BY_VECTOR)])
     started(engine)[0].is_done = True
-    preparation.due([])
-    assert preparation.due([Submit(2, IN_CONTEXT)]) == []
+    preparation.ready_commands([])
+    assert preparation.ready_commands([Submit(2, IN_CONTEXT)]) == []
     assert len(started(engine)) == 2
 
 
 def test_a_request_that_is_aborted_leaves_at_once(engine: Engine) -> None:
     """And what concerns all requests waits for none."""
     preparation, commands = InputPreparation(engine), list[Command]([Submit(0, IN_CONTEXT), Forget(()), Abort(0)])
-    assert preparation.due(commands) == [Forget(()), Abort(0)]
+    assert preparation.ready_commands(commands) == [Forget(()), Abort(0)]
     assert not preparation
 
 
@@ -122,7 +122,7 @@ def test_an_invalid_request_is_not_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     submit = Submit(1, make(engine, monkeypatch))
-    assert InputPreparation(engine).due([submit]) == [submit]
+    assert InputPreparation(engine).ready_commands([submit]) == [submit]
     with pytest.raises(error):
         engine.add(1, submit.request)
     assert started(engine) == []
@@ -130,8 +130,8 @@ def test_an_invalid_request_is_not_encoded(
 
 def test_marks_tell_when_the_recording_arrived(engine: Engine) -> None:
     preparation = InputPreparation(engine)
-    preparation.due([Submit(1, replace(IN_CONTEXT, marks=(("received", 1),)))])
+    preparation.ready_commands([Submit(1, replace(IN_CONTEXT, marks=(("received", 1),)))])
     started(engine)[0].is_done = True
-    (submit,) = preparation.due([])
+    (submit,) = preparation.ready_commands([])
     assert isinstance(submit, Submit)
     assert [stage for stage, _ in submit.request.marks] == ["received", "to-engine"]

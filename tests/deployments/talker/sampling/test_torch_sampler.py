@@ -13,7 +13,13 @@ from transformers.generation.logits_process import (
 
 from deployments.protocol import DRAWING_OPTIONS, Sampling
 from deployments.talker.sampling import torch_sampler
-from deployments.talker.sampling.torch_sampler import Draw, penalise_repetition, philox4x32, philox_noise, sample
+from deployments.talker.sampling.torch_sampler import (
+    NoiseKey,
+    apply_repetition_penalty,
+    philox4x32,
+    philox_noise,
+    sample,
+)
 from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions, DrawingOptions
 
 CPU = torch.device("cpu")
@@ -26,16 +32,16 @@ OPTIONS = [
 ]
 
 
-def draw(rows: int, *, codebook: int = 0, seed: int = 1) -> Draw:
+def draw(rows: int, *, codebook: int = 0, seed: int = 1) -> NoiseKey:
     """A seed for all rows and a frame for each."""
-    return Draw(torch.full((rows,), seed), torch.arange(rows), codebook)
+    return NoiseKey(torch.full((rows,), seed), torch.arange(rows), codebook)
 
 
 def packed(options: list[DrawingOptions]) -> BatchOptions:
     return BatchOptions.of(options, device=CPU)
 
 
-def by_c(options: list[DrawingOptions], logits: Tensor, drawn: Draw) -> Tensor:
+def by_c(options: list[DrawingOptions], logits: Tensor, drawn: NoiseKey) -> Tensor:
     return torch_sampler.sample_in_c(logits, packed(options), drawn)
 
 
@@ -53,7 +59,7 @@ def hugging_face(logits: Tensor, options: DrawingOptions) -> Tensor:
     return warped
 
 
-def favour(code: Tensor) -> Callable[[Draw, Tensor], Tensor]:
+def favour(code: Tensor) -> Callable[[NoiseKey, Tensor], Tensor]:
     """Noise that lets `code` [rows] win wherever its probability is not zero."""
     return lambda _, codes: torch.where(codes == code[:, None], 1e-30, 1.0)
 
@@ -82,7 +88,7 @@ def test_philox_gives_the_published_answers(counter: str, key: str, words: str) 
 def test_noise_counts_code_codebook_and_frame_under_the_seed() -> None:
     seed = 0xA4093822_299F31D0 - 2**64  # the bits as the signed number that tensors hold
     codes, frames = torch.tensor([[5, 1023]]), torch.tensor([77])
-    noise = philox_noise(Draw(torch.tensor([seed]), frames, 3), codes)
+    noise = philox_noise(NoiseKey(torch.tensor([seed]), frames, 3), codes)
     counter = (codes, torch.full_like(codes, 3), torch.full_like(codes, 77), torch.zeros_like(codes))
     word = philox4x32(counter, (torch.tensor([[0x299F31D0]]), torch.tensor([[0xA4093822]])))[0]
     assert torch.equal(noise, -((word.double() + 0.5) / 2**32).log().float())
@@ -139,10 +145,10 @@ def test_rows_with_options_of_their_own_do_not_touch_each_other() -> None:
     logits = random_logits(len(options))
     together = sample(logits, packed(options), draw(len(options)))
     for row, each in enumerate(options):
-        of_row = Draw(torch.tensor([1]), torch.tensor([row]), 0)
+        of_row = NoiseKey(torch.tensor([1]), torch.tensor([row]), 0)
         assert sample(logits[row : row + 1], packed([each]), of_row).item() == together[row].item()
     order = torch.randperm(len(options), generator=torch.Generator().manual_seed(0))
-    shuffled = Draw(torch.ones(len(options), dtype=torch.long), order, 0)
+    shuffled = NoiseKey(torch.ones(len(options), dtype=torch.long), order, 0)
     assert torch.equal(sample(logits[order], packed([options[row] for row in order]), shuffled), together[order])
 
 
@@ -178,7 +184,7 @@ def test_repetition_penalty_equals_hugging_faces(penalty: float) -> None:
     logits, history = random_logits(6, 30), torch.randint(30, (6, 10), generator=torch.Generator().manual_seed(3))
     seen = torch.zeros(6, 30, dtype=torch.bool).scatter(1, history, value=True)
     expected = RepetitionPenaltyLogitsProcessor(penalty)(history, logits)
-    assert torch.equal(penalise_repetition(logits, seen, torch.full((6, 1), penalty)), expected)
+    assert torch.equal(apply_repetition_penalty(logits, seen, torch.full((6, 1), penalty)), expected)
 
 
 def test_options_come_from_their_own_half_of_the_request() -> None:

@@ -4,7 +4,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.kernels.matmul import like_rows
-from deployments.talker.sampling.torch_sampler import Draw, sample
+from deployments.talker.sampling.torch_sampler import NoiseKey, sample
 from deployments.talker.sampling.triton_sampler import (
     Embeddings,
     FirstCodeRules,
@@ -28,9 +28,9 @@ OPTIONS = [
 ROWS = len(OPTIONS)
 
 
-def draw_of(codebook: int, device: torch.device) -> Draw:
+def draw_of(codebook: int, device: torch.device) -> NoiseKey:
     seeds = torch.tensor([0, -1, 1 << 40, 77, 5, -(1 << 63)], device=device)
-    return Draw(seeds, torch.arange(ROWS, device=device) * 100, codebook)
+    return NoiseKey(seeds, torch.arange(ROWS, device=device) * 100, codebook)
 
 
 @pytest.mark.parametrize("logits_type", [torch.float32, torch.bfloat16])
@@ -56,9 +56,9 @@ def test_codes_and_what_becomes_of_them(logits_type: torch.dtype, device: torch.
     torch.testing.assert_close(both.squares[0, : 2 * ROWS], both.values.square().sum(1))
     for codebook in (1, 2):
         logits = (3 * torch.randn(ROWS, VOCAB, generator=generator)).to(device, logits_type)
-        draw = draw_of(codebook, device)
-        sample_code(logits, options, draw, tables[codebook], inputs, outputs)
-        expected.append(sample(logits.float(), options, draw))
+        noise_key = draw_of(codebook, device)
+        sample_code(logits, options, noise_key, tables[codebook], inputs, outputs)
+        expected.append(sample(logits.float(), options, noise_key))
     assert torch.equal(outputs.codes, torch.stack(expected, 1))
     sums = torch.stack([table.summed[codes] for table, codes in zip(tables, expected, strict=True)]).sum(0)
     torch.testing.assert_close(outputs.total, sums)
@@ -79,13 +79,13 @@ def test_first_code_is_penalised_suppressed_and_remembered(device: torch.device)
         ignore_eos=torch.tensor([False, True, False, False, False, True], device=device),
         eos=eos, min_new_tokens=2,
     )  # fmt: skip
-    options, draw = BatchOptions.of(OPTIONS, device=device), draw_of(0, device)
+    options, noise_key = BatchOptions.of(OPTIONS, device=device), draw_of(0, device)
     logits = (3 * torch.randn(ROWS, VOCAB, generator=generator)).to(device)
     logits[:, eos] = 30.0
-    expected = reference_first_code(logits, options, draw, rules)
+    expected = reference_first_code(logits, options, noise_key, rules)
     assert (expected == eos).tolist() == [False, False, True, True, True, False]
     code0 = torch.full((ROWS,), -1, device=device)
-    sample_first_code(logits, options, draw, rules, code0)
+    sample_first_code(logits, options, noise_key, rules, code0)
     assert torch.equal(code0, expected)
     seen[rules.state_rows, expected] = True
     assert torch.equal(rules.seen, seen)

@@ -73,7 +73,7 @@ def test_attention_that_is_elsewhere_means_nothing() -> None:
 
 
 def test_what_is_read_never_goes_back() -> None:
-    readings = ended(read(0, 50) + read(10, 60), word_times=True).progress.take()
+    readings = ended(read(0, 50) + read(10, 60), word_times=True).progress.pop_places()
     assert list(readings) == sorted(readings)
     assert readings[-1] == pytest.approx(59 - 0.75, abs=1)
 
@@ -84,13 +84,13 @@ def test_without_a_head_the_number_of_frames_places_them(num_frames: int) -> Non
     for _ in range(300 - num_frames):
         sequence.append(np.zeros(4, np.int16))
     expected = [min(number / 4, TOKENS) for number in range(num_frames, 300)]
-    assert sequence.progress.take() == pytest.approx(tuple(expected))
+    assert sequence.progress.pop_places() == pytest.approx(tuple(expected))
 
 
 def test_nobody_reads_where_nobody_asked() -> None:
     sequence = begun(word_times=False, token_frames=4.0)
     sequence.append(np.zeros(4, np.int16))
-    assert sequence.progress.take() == ()
+    assert sequence.progress.pop_places() == ()
 
 
 @pytest.mark.parametrize(("tokens", "reason"), [

@@ -34,9 +34,9 @@ class Sender:
 
     async def _take_in(self) -> str:
         try:
-            async with self.upload.arriving(30.0):
+            async with self.upload.time_limit(30.0):
                 while (num_bytes := await self._parts.get()) is not None:
-                    await self.upload.grow(num_bytes)
+                    await self.upload.wait_for_slot(num_bytes)
                     self.taken.set()
             self.taken.set()
             await asyncio.Event().wait()

@@ -10,7 +10,7 @@ from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.request_record import start_marks
 from serve_app.api.resolve.speech_request import negotiate
 from serve_app.api.responses.speech_response import SpeechResponse, Usage, audio_body, server_timing
-from serve_app.audio.formats import AudioForm, AudioFormat, Rendering
+from serve_app.audio.formats import AudioFormat, AudioOptions, Rendering
 from serve_app.speech.segments import Utterance
 from tests.serve_app.fake import FakeSynthesizer
 
@@ -72,7 +72,7 @@ async def test_the_header_tells_of_the_first_marks_that_came_back() -> None:
     usage, sent = Usage(tells_timing=True), list[Message]()
     body = audio_body(
         FakeSynthesizer(script=script).synthesize(request),
-        Rendering(AudioForm(AudioFormat.PCM), 24000, 1920),
+        Rendering(AudioOptions(AudioFormat.PCM), 24000, 1920),
         usage,
     )
 

@@ -34,7 +34,7 @@ async def entries(
     """What is kept of a request for each body."""
     kept: list[RequestRecord] = []
     synthesizer = FakeSynthesizer(script=utterance() if script is None else script)
-    api = one_api(synthesizer, settings or ApiSettings(), keep=kept.append)
+    api = one_api(synthesizer, settings or ApiSettings(), on_end=kept.append)
     async with client_of(api, raises=False) as client:
         for body in bodies:
             await client.post("/v1/audio/speech", json=body, headers=headers)
@@ -77,7 +77,7 @@ async def test_who_was_not_let_in() -> None:
 
 async def test_a_probe_is_not_worth_a_line_and_a_wrong_path_is() -> None:
     kept: list[RequestRecord] = []
-    async with client_of(one_api(FakeSynthesizer(info=None), ApiSettings(), keep=kept.append)) as client:
+    async with client_of(one_api(FakeSynthesizer(info=None), ApiSettings(), on_end=kept.append)) as client:
         for path in ("/health", "/ready", "/v1/nothing"):
             await client.get(path)
         await client.post("/v1/audio/speech", json=BODY)
@@ -86,7 +86,7 @@ async def test_a_probe_is_not_worth_a_line_and_a_wrong_path_is() -> None:
 
 async def test_each_utterance_of_a_socket() -> None:
     kept: list[RequestRecord] = []
-    api = one_api(FakeSynthesizer(script=utterance()), ApiSettings(), keep=kept.append)
+    api = one_api(FakeSynthesizer(script=utterance()), ApiSettings(), on_end=kept.append)
     async with asgi.websocket(api, "/v1/audio/speech/ws", headers={"x-request-id": "ws"}) as connection:
         await connection.next()
         for fields in ({"voice": "ryan"}, {"voice": "nobody"}, {"type": "sing"}):
@@ -118,7 +118,7 @@ def test_a_line_is_for_people() -> None:
 
 async def test_a_stream_whose_request_is_cancelled_has_a_line() -> None:
     kept: list[RequestRecord] = []
-    api = one_api(FakeSynthesizer(script=[chunk(bytes(SECOND)), asyncio.Event()]), ApiSettings(), keep=kept.append)
+    api = one_api(FakeSynthesizer(script=[chunk(bytes(SECOND)), asyncio.Event()]), ApiSettings(), on_end=kept.append)
     async with asgi.http(api, "POST", "/v1/audio/speech", body=BODY) as connection:
         while not (await connection.next()).get("body"):
             pass
@@ -201,7 +201,7 @@ async def test_a_record_has_its_dialect_also_where_the_door_refuses_it(tmp_path:
     create_key(tmp_path / "keys.json", "ada")
     access = AccessSettings(keys_file=tmp_path / "keys.json")
     for settings in (ApiSettings(), ApiSettings(access=access)):
-        async with client_of(one_api(FakeSynthesizer(script=utterance()), settings, keep=kept.append)) as client:
+        async with client_of(one_api(FakeSynthesizer(script=utterance()), settings, on_end=kept.append)) as client:
             await client.post("/v1/audio/speech", json=BODY, headers={"traceparent": "00-1-2-01"})
             await client.post("/v1/audio/speech", json={"input": SECRET, "voice_id": "ryan"})
             await client.post("/v1/text-to-speech/ryan", json={"text": SECRET})

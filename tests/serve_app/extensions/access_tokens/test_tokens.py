@@ -54,7 +54,7 @@ class Server:
             FakeSynthesizer(script=utterance()),
             settings,
             opened=states,
-            keep=lambda each: self.records.append(each.key),
+            on_end=lambda each: self.records.append(each.key),
         )
 
     async def issue(self, path: str, api: FastAPI | None = None, **fields: object) -> str:

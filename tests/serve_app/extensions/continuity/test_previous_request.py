@@ -73,7 +73,7 @@ async def test_an_answer_that_is_made_again_keeps_its_tail(monkeypatch: pytest.M
             raise Overloaded("no room for a second draw", 1.0)
         return content
 
-    monkeypatch.setattr(speech_response, "collected", counted)
+    monkeypatch.setattr(speech_response, "read_all", counted)
     synthesizer.script = [*utterance(12)[:3], chunk(b"", frames=0, finish_reason=FinishReason.EARLY)]
     second = await post(api, previous_request_id=first.headers["x-request-id"], stream=False)
     third = await post(api, previous_request_id=second.headers["x-request-id"])

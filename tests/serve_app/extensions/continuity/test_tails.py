@@ -88,7 +88,7 @@ async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_on
     ]
     synthesizer = FakeSynthesizer(scripts=scripts)
     async with aclosing(
-        UtteranceSynthesizer(synthesizer).speak(replace(UTTERANCE, may_redraw=True), INFO, Listener())
+        UtteranceSynthesizer(synthesizer).speak_utterance(replace(UTTERANCE, may_redraw=True), INFO, Listener())
     ) as chunks:
         assert [item async for item in chunks][-1].finish_reason is FinishReason.STOP
     first, bad, again, last = synthesizer.requests
@@ -104,7 +104,7 @@ async def test_a_style_is_joined_unless_it_has_another_recording(changed: dict[s
     synthesizer = FakeSynthesizer(script=[numbered(30), END], hasty=range(9))
     spans = (TextSpan("The boat drifted on the lake."), TextSpan("It sank.", style="sad"))
     styled = replace(UTTERANCE, spans=spans, styles={"sad": changed})
-    async with aclosing(UtteranceSynthesizer(synthesizer).speak(styled, INFO, Listener())) as chunks:
+    async with aclosing(UtteranceSynthesizer(synthesizer).speak_utterance(styled, INFO, Listener())) as chunks:
         assert [item async for item in chunks]
     first, second = synthesizer.requests
     assert {name: getattr(second, name) for name in changed} == changed

@@ -149,7 +149,7 @@ async def test_a_long_text_is_taken_in_bounded_parts(
         while True:
             turns.append(worked)
             worked = 0
-            if live.is_taken_in:
+            if live.is_text_complete:
                 break
             await asyncio.sleep(0)
     assert max(turns) <= 4 * (CHARS_AT_ONCE + LONGEST_UNCUT)  # also of spoken text that is longer than what was written
@@ -179,7 +179,7 @@ async def test_what_waits_is_spoken_behind_the_end_and_forgotten_when_it_is_clos
         live.append(text)
         live.finish()
         assert live.is_complete
-        assert not live.is_taken_in
+        assert not live.is_text_complete
     num_parts = len(live.parts)
     await asyncio.sleep(0)
     assert len(live.parts) == num_parts < 100
@@ -239,7 +239,7 @@ async def test_a_writer_that_falls_silent_has_finished(texts: LiveTexts, monkeyp
             live.append(part)
         assert [timer.cancelled() for timer in timers] == [True, True, False]
         assert await spoken(live) == ["Hello there."]
-        assert live.is_taken_in
+        assert live.is_text_complete
     assert timers[2].cancelled(), "or it keeps the text in memory"
 
 

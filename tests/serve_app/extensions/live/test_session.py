@@ -54,7 +54,7 @@ async def open_session(
 
     def speak(utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         if has_segments:
-            return UtteranceSynthesizer(synthesizer).speak(utterance.changed(mailbox=None), info, Listener())
+            return UtteranceSynthesizer(synthesizer).speak_utterance(utterance.changed(mailbox=None), info, Listener())
         return synthesizer.synthesize(utterance.synthesis, info)
 
     texts, handshake = LiveTexts(), RequestState(RequestRecord("talk", 0))

@@ -103,7 +103,9 @@ def chunks(text: str, rules: TextRules, synthesizer: FakeSynthesizer) -> AsyncGe
         spans=spoken.spans,
         max_segment_chars=rules.max_segment_chars,
     )
-    return UtteranceSynthesizer(synthesizer).speak(utterance, replace(CUSTOM_VOICE, max_segment_chars=60), Listener())
+    return UtteranceSynthesizer(synthesizer).speak_utterance(
+        utterance, replace(CUSTOM_VOICE, max_segment_chars=60), Listener()
+    )
 
 
 async def test_a_paragraph_is_a_longer_pause_than_a_sentence() -> None:

@@ -97,7 +97,7 @@ async def speak_and_derive(server: Server) -> Reference:
     assert answer.status_code == 200, answer.text
     reference = server.synthesizer.requests[-1].reference
     assert reference is not None
-    recordings.keep_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
+    recordings.store_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
     return reference
 
 

@@ -320,9 +320,9 @@ async def test_deleting_clears_what_is_derived(folder: Path) -> None:
         deleted = (await client.delete("/v1/audio/voices/ada")).json()
         assert (deleted["id"], deleted["deleted"]) == (told["id"], True)
         assert files_in(folder) == []
-        assert recordings.by_prompt(reference).prompt is None
-        recordings.keep_clone_prompt(reference, prompt)
-        assert recordings.by_prompt(reference).prompt is None
+        assert recordings.with_prompt(reference).prompt is None
+        recordings.store_clone_prompt(reference, prompt)
+        assert recordings.with_prompt(reference).prompt is None
         await server.voices._forget_gone()  # as the next look does
         assert forgotten == [b"", reference.key[:16]]
         assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 400

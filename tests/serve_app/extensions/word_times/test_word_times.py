@@ -167,7 +167,10 @@ async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
     request = Utterance(SynthesisRequest("r", "Hello there. And goodbye now.", word_times=True))
     info = replace(FOLLOWED, max_segment_chars=17)
     chunks = [
-        chunk async for chunk in UtteranceSynthesizer(FakeSynthesizer(script=script)).speak(request, info, Listener())
+        chunk
+        async for chunk in UtteranceSynthesizer(FakeSynthesizer(script=script)).speak_utterance(
+            request, info, Listener()
+        )
     ]
     delivered_s = (7 * SIZE - 3000) / 24000
     first = [(max(0.0, (number + 0.5) * FRAME_S - 0.125), 2.0 * number) for number in range(7)]

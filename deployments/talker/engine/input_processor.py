@@ -12,7 +12,7 @@ from deployments.speech_detection import runaway_frames
 from deployments.talker.model.input_tables import MAX_PASS_POSITIONS
 from deployments.talker.state.sequence import FrameLimit, Sequence, TextProgress
 from deployments.talker.text.prompt import Prompt, PromptBuilder
-from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
+from deployments.talker.text.tokenizer import IncrementalTokenizer, TextTokenizer
 
 _TOKEN_S = 0.3  # initial estimate of a text token's duration
 # Each measured utterance moves the estimate by this share of the difference. Measured durations are clamped to between
@@ -27,7 +27,7 @@ class LiveRequest:
     """A request whose text the client is still writing."""
 
     request: SynthesisRequest
-    tokens: LiveTokens
+    tokens: IncrementalTokenizer
     body: list[int] = field(default_factory=list)  # token ids received
     sequence: Sequence | None = None  # set when there is enough text
 
@@ -79,7 +79,7 @@ class LengthLimits:
         )
 
 
-class Intake:
+class InputProcessor:
     """Factory of sequences for requests. All methods raise InvalidRequest if a sequence can never run."""
 
     def __init__(self, info: ModelInfo, prompts: PromptBuilder, limits: LengthLimits) -> None:
@@ -87,22 +87,22 @@ class Intake:
         self._live: dict[int, LiveRequest] = {}
         self._token_s = _TOKEN_S
 
-    def prepare(self, sequence_id: int, request: SynthesisRequest) -> Sequence | None:
+    def build_sequence(self, sequence_id: int, request: SynthesisRequest) -> Sequence | None:
         """Return a request's sequence. Returns None for a live request, whose text arrives through `append_text`."""
         self._limits.check_bytes(self._prompts.texts(request))
         request = self._prompts.with_codes(request)
         if request.mailbox is None:
             prompt = self._prompts.build(request)
             if request.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # it would need a second pass
-                return self.prepare(sequence_id, replace(request, tail=None))
+                return self.build_sequence(sequence_id, replace(request, tail=None))
             sequence = self._make(sequence_id, request, prompt)
             self._count_unspoken(sequence, request.text)
             return sequence
-        self._live[sequence_id] = LiveRequest(request, LiveTokens(self._prompts.tokenizer, gap=request.gap))
+        self._live[sequence_id] = LiveRequest(request, IncrementalTokenizer(self._prompts.tokenizer, gap=request.gap))
         return None
 
     def long_texts(self, request: SynthesisRequest) -> list[str]:
-        """Return a request's texts that are slow to tokenize; empty if `prepare` would reject them by size."""
+        """Return a request's texts that are slow to tokenize; empty if `build_sequence` would reject them by size."""
         texts = [text for text in self._prompts.texts(request) if len(text) > _LONG_CHARS]
         try:
             self._limits.check_bytes(texts)
@@ -126,7 +126,7 @@ class Intake:
         if live.sequence is not None:
             self._extend(live.sequence, more, is_last=is_last)
         elif is_last or len(live.body) >= self._prompts.least_tokens(live.request):
-            prompt = self._prompts.begin(live.request, live.body, has_all_text=is_last)
+            prompt = self._prompts.build_from_ids(live.request, live.body, has_all_text=is_last)
             live.sequence = self._make(sequence_id, live.request, prompt, live.tokens)
         if is_last and live.sequence is not None:
             self._count_unspoken(live.sequence, live.body)
@@ -143,7 +143,7 @@ class Intake:
             self._token_s += _SHOWS * (min(max(took_s, _TOKEN_S / 2), 2 * _TOKEN_S) - self._token_s)
 
     def _make(
-        self, sequence_id: int, request: SynthesisRequest, prompt: Prompt, tokens: LiveTokens | None = None
+        self, sequence_id: int, request: SynthesisRequest, prompt: Prompt, tokens: IncrementalTokenizer | None = None
     ) -> Sequence:
         """Create a sequence. `tokens` is set for a live request."""
         model = self._prompts.config
@@ -152,7 +152,7 @@ class Intake:
             text = request.text.lstrip()
             places = self._prompts.tokenizer.encode_body(text, gap=request.gap)[1]
             starts = [*places, len(text)] if tokens is None else tokens.starts
-        sampling = complete(request.sampling, model.generation)
+        sampling = with_defaults(request.sampling, model.generation)
         limit = self._limits.frame_limit(request, sampling, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
         frame_s = self._info.frame_s
@@ -178,6 +178,6 @@ class Intake:
         sequence.limit = self._limits.frame_limit(sequence.request, sequence.sampling, sequence.prompt)
 
 
-def complete(asked: Sampling, defaults: Sampling) -> Sampling:
+def with_defaults(asked: Sampling, defaults: Sampling) -> Sampling:
     """Return `asked`, with each None replaced by its default."""
     return replace(defaults, **{key: value for key, value in asdict(asked).items() if value is not None})

@@ -11,8 +11,8 @@ from torch import Tensor
 from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
 from deployments.protocol import Codes
 from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine.intake import Intake
-from deployments.talker.engine.outgoing import Outgoing
+from deployments.talker.engine.input_processor import InputProcessor
+from deployments.talker.engine.output_queue import OutputQueue
 from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE
 from deployments.talker.runner.model_runner import ModelRunner, QueuedStep
@@ -32,7 +32,7 @@ class StepInFlight:
     Contains the runner's `QueuedStep` with the results, and the engine's notes for delivering them.
     """
 
-    queued: QueuedStep
+    runner_step: QueuedStep
     runner: ModelRunner
     # The batch's first sequences, whose frames the host passes to the codec. The others' frames stay on the device.
     decoded_late: list[Sequence]
@@ -41,20 +41,26 @@ class StepInFlight:
     next_start_ns: int = 0  # earlier: fewer requests join the step; later: the device is idle
 
 
-class StepMaker:
+class StepExecutor:
     """Work that the engine and lanes share: prefill sequences, queue a step, and deliver its frames."""
 
     def __init__(
-        self, scheduler: Scheduler, intake: Intake, outgoing: Outgoing, audio: AudioStreams, *, eos: int
+        self,
+        scheduler: Scheduler,
+        input_processor: InputProcessor,
+        output_queue: OutputQueue,
+        audio: AudioStreams,
+        *,
+        eos: int,
     ) -> None:
         """Create a step maker. If codebook 0 is `eos`, the speech ends."""
-        self._scheduler, self._intake, self._outgoing, self._audio = scheduler, intake, outgoing, audio
+        self._scheduler, self._intake, self._outgoing, self._audio = scheduler, input_processor, output_queue, audio
         self._eos = eos
         self._failures: list[tuple[int, TalkrayError]] = []  # failures since `take_failures` was last called
         self._num_failed_prefills = 0  # consecutive failures
         self._num_not_finite = 0  # number of such sequences since startup
 
-    def admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
+    def start_sequences(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
         """Prefill sequences that now have a row, and open them in the decoder. Returns the sequences that failed."""
         failed = self._prefill(sequences, runner)
         for sequence in (each for each in sequences if each not in failed):  # while their prompts run on the device
@@ -74,20 +80,20 @@ class StepMaker:
         for sequence in sequences:
             is_early = runner.on_gpu and sequence.num_frames < MIN_NEW_TOKENS and not sequence.is_background
             (decoded_early if is_early else decoded_late).append(sequence)
-        queued = runner.queue_step(decoded_late + decoded_early, partial(self._decode_early, decoded_early))
-        return StepInFlight(queued, runner, decoded_late, previous=None if after is None else after.queued)
+        runner_step = runner.queue_step(decoded_late + decoded_early, partial(self._decode_early, decoded_early))
+        return StepInFlight(runner_step, runner, decoded_late, previous=None if after is None else after.runner_step)
 
     def deliver(self, step: StepInFlight, frames: Codes) -> None:
         """Pass a step's frames [sequences, groups] to their sequences, and to the codec if it does not have them."""
         self._decode_late(step, frames)
         if step.previous is not None:
             self.follow_text(step.previous)
-        self._append_frames(step.queued.sequences, frames)
+        self._append_frames(step.runner_step.sequences, frames)
 
     def follow_text(self, step: QueuedStep) -> None:
         """Update the text progress, which places the next frames, with the readings from the `advance` of `step`."""
         for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
-            if self._scheduler.holds(sequence):
+            if self._scheduler.has_row(sequence):
                 sequence.progress.read(mass, moment, sequence.prompt)
 
     def take_failures(self) -> tuple[tuple[int, TalkrayError], ...]:
@@ -139,7 +145,7 @@ class StepMaker:
         """Append to each sequence its frame or the end of speech."""
         now_s = time.monotonic()
         for sequence, frame in zip(sequences, frames, strict=True):
-            if not self._scheduler.holds(sequence):
+            if not self._scheduler.has_row(sequence):
                 continue  # it was aborted during the step
             if frame[0] == NOT_FINITE:
                 self._failures.append((sequence.id, self._count_not_finite()))

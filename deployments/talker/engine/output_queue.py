@@ -15,7 +15,7 @@ _MAX_HELD = 8  # maximum number of frames held back to be sent together
 _HOLDING_LEAD_S = 0.41
 
 
-class Outgoing:
+class OutputQueue:
     """Queue of chunks for the streams' readers.
 
     Frames leave immediately, or together with later frames if the listener has buffered audio. Audio never leaves
@@ -27,7 +27,7 @@ class Outgoing:
         self._audio, self._frame_samples = audio, info.frame_samples
         self._no_codes: Codes = np.zeros((0, info.num_code_groups), dtype=np.int16)
         self.max_held = _MAX_HELD if on_gpu else 1
-        self._chunks: list[tuple[int, FrameChunk]] = []  # chunks since the last `take`
+        self._chunks: list[tuple[int, FrameChunk]] = []  # chunks since the last `pop_chunks`
         self._ends: dict[int, FrameChunk] = {}  # last chunks waiting for their streams' audio
 
     @property
@@ -67,7 +67,7 @@ class Outgoing:
         self._ends.pop(sequence_id, None)
         self._audio.close(sequence_id)
 
-    def take(self, find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
+    def pop_chunks(self, find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
         """Return the chunks to send now, by sequence id. `find` returns a sequence, or None if it has ended."""
         added, self._chunks = self._chunks, []
         leaving = []
@@ -83,7 +83,7 @@ class Outgoing:
             sequence = find(sequence_id)
             return math.inf if sequence is None else sequence.num_frames
 
-        for sequence_id, pcm in self._audio.take(num_known):
+        for sequence_id, pcm in self._audio.pop_pcm(num_known):
             if (sequence := find(sequence_id)) is None:
                 audio = FrameChunk(codes=self._no_codes, num_text_tokens=0, pcm=pcm)
             else:
@@ -101,7 +101,7 @@ class Outgoing:
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
         """Return a chunk with all of a sequence's unsent data."""
         first, frames = sequence.num_sent, sequence.frames[sequence.num_sent :]
-        places = sequence.progress.take()
+        places = sequence.progress.pop_places()
         readings = (Reading(first, places),) if places else ()
         clone, sequence.clone_prompt = sequence.clone_prompt, None
         sequence.num_sent = sequence.num_frames
