@@ -152,7 +152,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class OpenContext:
     """Arguments of `Extension.open`."""
 
     settings: ApiSettings
@@ -163,10 +163,10 @@ class Opening:
     handle: Any = None  # Ray Serve handle of the deployment that `deploy` added
 
 
-class Opened:
+class ExtensionState:
     """An extension's state in one ingress replica, as returned by `Extension.open`. Override methods as needed."""
 
-    def join(self, resolver: Resolver) -> None:
+    def install(self, resolver: Resolver) -> None:
         """Install this extension's per-request steps. Called once."""
 
     async def resolve(self, draft: Draft) -> Draft:
@@ -211,22 +211,22 @@ class Extension:
     # `build_app` calls this once, with the models that are passed to the ingress.
     deploy: "Callable[[AppConfig, Sequence[Deployed]], DeploymentSpec] | None" = None
     # Each ingress replica calls this once. Routes get the result, any object, from `SpeechService.opened_by`. The core
-    # only calls the methods of an `Opened`.
-    open: Callable[[Opening], object] | None = None
+    # only calls the methods of an `ExtensionState`.
+    open: Callable[[OpenContext], object] | None = None
 
 
-def open_all(extensions: Sequence[Extension], opening: Opening, added: Mapping[str, object]) -> dict[str, object]:
-    """Open all extensions except those in `opening.opened`, and return all states by extension name. Required
+def open_all(extensions: Sequence[Extension], context: OpenContext, added: Mapping[str, object]) -> dict[str, object]:
+    """Open all extensions except those in `context.opened`, and return all states by extension name. Required
     extensions open first. `added`: handles of the deployments that extensions add.
     """
     by_name = {extension.name: extension for extension in extensions}
-    states = {name: state for name, state in opening.opened.items() if name in by_name}
+    states = {name: state for name, state in context.opened.items() if name in by_name}
 
     def open_one(extension: Extension) -> None:
         for name in extension.requires:
             open_one(by_name[name])
         if extension.open is not None and extension.name not in states:
-            own = replace(opening, opened=states, handle=added.get(extension.name))
+            own = replace(context, opened=states, handle=added.get(extension.name))
             states[extension.name] = extension.open(own)
 
     for extension in extensions:

@@ -19,7 +19,7 @@ from serve_app.api.application import create_api
 from serve_app.api.early_status import EarlyStatusProtocol
 from serve_app.api.routing import dialects_of
 from serve_app.config import ApiSettings
-from serve_app.extension import Node, Opened
+from serve_app.extension import ExtensionState, Node
 from serve_app.extensions import load_extensions
 from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.replica_synthesizer import Deployed, ReplicaSynthesizer
@@ -107,10 +107,10 @@ class Ingress:
             state.follow()
         await asyncio.to_thread(return_memory)
 
-    def _extensions(self) -> list[Opened]:
+    def _extensions(self) -> list[ExtensionState]:
         """Return the states of extensions, or [] if the start failed."""
         api = getattr(self, "_api", None)
-        return [] if api is None else [each for each in api.state.opened.values() if isinstance(each, Opened)]
+        return [] if api is None else [each for each in api.state.opened.values() if isinstance(each, ExtensionState)]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api

@@ -56,7 +56,7 @@ MODULES = {
 }
 IN_SSML = {f"x-{value}" for value in ("fast", "high", "loud", "low", "slow", "soft", "strong", "weak")}
 FOR_EXTENSIONS = (
-    extension.Extension, extension.Opened, extension.Opening, extension.Node, extension.DeploymentSpec,
+    extension.Extension, extension.ExtensionState, extension.OpenContext, extension.Node, extension.DeploymentSpec,
     extension.Dialect, extension.Route, extension.JsonRoute, extension.Charge, extension.SocketKind, extension.Sample,
 )  # fmt: skip
 

@@ -27,7 +27,7 @@ from serve_app.api.routing import charging, dialects_of, http_router, socket_rou
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.distribution import version
-from serve_app.extension import Charge, Dialect, Node, Opened, Opening, open_all
+from serve_app.extension import Charge, Dialect, ExtensionState, Node, OpenContext, open_all
 from serve_app.extensions import BUILT_IN, load_extensions
 from serve_app.speech.model_state import ModelStatus, ready
 from serve_app.speech.observers import Observe
@@ -65,17 +65,17 @@ def create_api(
     models = SpeechModels(
         {name: _speech_model(name, *pools, node=node, observe=observe) for name, pools in synthesizers.items()}
     )
-    opening = Opening(settings, models, dialects, opened, node)
-    states = open_all(extensions, opening, added or {})
-    joined = {name: state for name, state in states.items() if isinstance(state, Opened)}
+    context = OpenContext(settings, models, dialects, opened, node)
+    states = open_all(extensions, context, added or {})
+    joined = {name: state for name, state in states.items() if isinstance(state, ExtensionState)}
     joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # third-party extensions run last
     resolver = Resolver(models, settings)
     for name, state in joined.items():
-        state.join(resolver)
+        state.install(resolver)
         resolver.on_discard.append(state.discard)
-        if type(state).resolve is not Opened.resolve:
+        if type(state).resolve is not ExtensionState.resolve:
             resolver.steps[name] = state.resolve
-        if type(state).observe is not Opened.observe:
+        if type(state).observe is not ExtensionState.observe:
             observe[name] = state.observe
     service = SpeechService(resolver, states)
     headings = {"This server", *(dialect.heading or dialect.name for dialect in dialects)}

@@ -11,11 +11,11 @@ from starlette.types import ASGIApp
 from serve_app.api.application import create_api
 from serve_app.api.request_record import RequestRecord
 from serve_app.config import ApiSettings
-from serve_app.extension import Opened
+from serve_app.extension import ExtensionState
 from serve_app.speech.utterance_synthesizer import Synthesizer
 
 
-class Kept(Opened):
+class Kept(ExtensionState):
     """The extension `records` of a test, which keeps them itself."""
 
     def __init__(self, on_end: Callable[[RequestRecord], object]) -> None:

@@ -28,7 +28,7 @@ from serve_app.api.routing import dialects_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, explain
-from serve_app.extension import Dialect, Extension, JsonRoute, Opened, Route
+from serve_app.extension import Dialect, Extension, ExtensionState, JsonRoute, Route
 from serve_app.extensions import BUILT_IN, _required, load_extensions
 from serve_app.extensions.text.reading import TextSettings
 from serve_app.extensions.voices.settings import VoiceSettings
@@ -200,7 +200,7 @@ def test_a_dialect_knows_sessions_and_routes_not_what_is_behind_them() -> None:
                 assert not set(used) & set(BEHIND), file
 
 
-class House(Opened):
+class House(ExtensionState):
     """Does what its test says."""
 
     def __init__(self, **methods: Callable[..., object]) -> None:
@@ -225,7 +225,7 @@ PCM = b"".join(chunk.pcm for chunk in utterance())
 
 
 async def spoken(monkeypatch: pytest.MonkeyPatch, **methods: Callable[..., object]) -> httpx.Response:
-    package(monkeypatch, open=lambda opening: House(**methods))
+    package(monkeypatch, open=lambda context: House(**methods))
     settings = ApiSettings(extensions=("default", "house:EXTENSION"))
     async with client_for(FakeSynthesizer(script=utterance()), settings) as client:
         return await client.post(SPEECH, json=BODY)
@@ -242,7 +242,7 @@ async def test_a_step_comes_behind_built_in_ones(monkeypatch: pytest.MonkeyPatch
         text = draft.utterance.synthesis.text.upper()
         return replace(draft, utterance=replace(draft.utterance.changed(text=text), spans=()))
 
-    package(monkeypatch, open=lambda opening: House(resolve=shout))
+    package(monkeypatch, open=lambda context: House(resolve=shout))
     synthesizer = FakeSynthesizer(script=utterance())
     settings = ApiSettings.model_validate({"extensions": selected, "continuity": {"joints": True}})
     async with client_for(synthesizer, settings) as client:
@@ -301,7 +301,7 @@ async def test_a_record_not_taken_is_logged(monkeypatch: pytest.MonkeyPatch, cap
 
 async def test_an_extension_opens_behind_what_it_requires(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[object] = []
-    package(monkeypatch, requires=("voices",), open=lambda opening: found.append(opening.opened["voices"]))
+    package(monkeypatch, requires=("voices",), open=lambda context: found.append(context.opened["voices"]))
     settings = ApiSettings(extensions=("house:EXTENSION", "voices", "text"))
     one_api(FakeSynthesizer(), settings)
     assert [type(each).__name__ for each in found] == ["Voices"]

@@ -62,7 +62,7 @@ class AccessControl:
     ) -> None:
         """Accept keys in `key_headers` in addition to `Authorization`. A WebSocket may also offer its key as a
         subprotocol, alone or after a prefix in `key_protocols`. GET requests to EXEMPT and `public_paths` need no key.
-        `grants`: see `Opened.grant`.
+        `grants`: see `ExtensionState.grant`.
         """
         self._grants = grants
         self._public = EXEMPT | public_paths

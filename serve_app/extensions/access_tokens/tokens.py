@@ -15,7 +15,7 @@ from starlette.types import Scope
 from deployments.errors import TalkrayError
 from serve_app.api.access.callers import Granted
 from serve_app.api.error_replies import Unauthorized
-from serve_app.extension import Opened
+from serve_app.extension import ExtensionState
 from serve_app.extensions.access_tokens.signing import PREFIX, NoSecrets, Secrets
 from serve_app.extensions.voices.library import Voices
 
@@ -86,7 +86,7 @@ class Issued:
     expires_at: int
 
 
-class AccessTokens(Opened):
+class AccessTokens(ExtensionState):
     """Issuer and verifier of access tokens in one ingress replica."""
 
     def __init__(self, keyring: Secrets, voices: Voices, clock: Callable[[], float]) -> None:

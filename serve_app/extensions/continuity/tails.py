@@ -12,7 +12,7 @@ from deployments.listener import Listener
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest, Tail
 from serve_app.api.resolve.ignored_fields import PREVIOUS
 from serve_app.api.resolve.resolver import Draft, Resolver
-from serve_app.extension import Opened
+from serve_app.extension import ExtensionState
 from serve_app.speech.observers import Observer
 from serve_app.speech.segments import StreamTail, Utterance
 
@@ -38,7 +38,7 @@ class ContinuitySettings(Strict):
     joints: bool = False  # continue the voice and pace of the previous segment in a long text
 
 
-class TailStore(Opened):
+class TailStore(ExtensionState):
     """Keeps the tails of finished requests for up to ten minutes. Drops the oldest tail to stay below a size limit."""
 
     def __init__(self, *, joins: bool) -> None:
@@ -47,7 +47,7 @@ class TailStore(Opened):
         self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
         self._num_bytes = 0
 
-    def join(self, resolver: Resolver) -> None:
+    def install(self, resolver: Resolver) -> None:
         resolver.fields.add("previous_request_id")
 
     async def resolve(self, draft: Draft) -> Draft:

@@ -44,7 +44,7 @@ class JobsReplica:
         speaking = {name: SpeechModel(synthesizer, settings.admission) for name, synthesizer in synthesizers.items()}
         resolver = Resolver(SpeechModels(speaking), settings)
         for state in (TextReading(), self._voices, ModelChoice()):
-            state.join(resolver)
+            state.install(resolver)
         replica, folder = ray_private.replica_name(), ray_private.log_folder()
         self._keeper = record_keeper(settings.of(RecordSettings), self._voices.store, replica=replica, folder=folder)
         maker = SegmentMaker(synthesizers, self._voices, self._keeper.receive)

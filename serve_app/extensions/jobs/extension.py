@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.errors import ReplicaLost, Starting
 from serve_app.config import AppConfig
-from serve_app.extension import DeploymentSpec, Extension, Opening
+from serve_app.extension import DeploymentSpec, Extension, OpenContext
 from serve_app.extensions.jobs import job_routes
 from serve_app.extensions.jobs.job_routes import JobsClient
 from serve_app.extensions.jobs.settings import JobSettings
@@ -30,11 +30,11 @@ def deploy(config: AppConfig, models: "Sequence[Deployed]") -> DeploymentSpec:
     )
 
 
-def open_client(opening: Opening) -> JobsClient | None:
+def open_client(context: OpenContext) -> JobsClient | None:
     """Return a function that calls the job manager of the job replica, or None if there is no such replica."""
     from deployments.serving.handles import call_replica  # imports Ray
 
-    if (handle := opening.handle) is None:
+    if (handle := context.handle) is None:
         return None
 
     async def ask(method: str, *arguments: object) -> Any:

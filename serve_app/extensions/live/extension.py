@@ -4,5 +4,5 @@ from serve_app.extensions.live.live_text import LiveTexts
 EXTENSION = Extension(
     "live",
     requires=("text", "word_times", "continuity"),
-    open=lambda opening: LiveTexts() if opening.node is None else LiveTexts(opening.node.address),
+    open=lambda context: LiveTexts() if context.node is None else LiveTexts(context.node.address),
 )

@@ -19,7 +19,7 @@ import numpy as np
 from deployments.errors import InvalidRequest
 from deployments.listener import Listener
 from deployments.protocol import SAMPLE_BYTES, ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.extension import Opened
+from serve_app.extension import ExtensionState
 from serve_app.extensions.continuity.tails import Continuation
 from serve_app.extensions.live.live_split import LiveSplit
 from serve_app.extensions.live.mailbox_server import MailboxServer, WrittenText
@@ -47,7 +47,7 @@ async def no_change(style: str) -> Mapping[str, Any]:
     return {}
 
 
-class LiveTexts(Opened):
+class LiveTexts(ExtensionState):
     """Creates live texts in one ingress process, and runs the server from which talkers read them."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:

@@ -8,7 +8,7 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.config import CLONE_ALIAS, ApiSettings
-from serve_app.extension import Opened
+from serve_app.extension import ExtensionState
 
 _TASKS = {"customvoice": ModelKind.CUSTOM_VOICE, "voicedesign": ModelKind.VOICE_DESIGN, "base": ModelKind.BASE}
 _CHECKPOINTS = {  # names in error messages
@@ -30,10 +30,10 @@ class ModelHints:
     instructions: object = None
 
 
-class ModelChoice(Opened):
+class ModelChoice(ExtensionState):
     """Extension object that chooses the model for every request."""
 
-    def join(self, resolver: Resolver) -> None:
+    def install(self, resolver: Resolver) -> None:
         resolver.choose_model = model_for
         if len(resolver.models) > 1:
             resolver.further_fields = {**resolver.further_fields, "task_type": None}

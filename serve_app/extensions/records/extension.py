@@ -1,7 +1,7 @@
 import time
 from pathlib import Path
 
-from serve_app.extension import Extension, Opening
+from serve_app.extension import Extension, OpenContext
 from serve_app.extensions.records.record_keeper import RecordKeeper, RecordSink, RequestLines
 from serve_app.extensions.records.settings import RecordSettings
 from serve_app.extensions.records.tracing import RequestSpans, otlp_exporter
@@ -21,14 +21,14 @@ def record_keeper(settings: RecordSettings, store: VoiceStore | None, *, replica
     return RecordKeeper(sinks)
 
 
-def open_records(opening: Opening) -> RecordKeeper | None:
+def open_records(context: OpenContext) -> RecordKeeper | None:
     """Open the record keeper, or return None outside a replica, such as in tests."""
-    node, voices = opening.node, opening.opened["voices"]
+    node, voices = context.node, context.opened["voices"]
     if node is None or node.log_folder is None:
         return None
     assert isinstance(voices, Voices)
     return record_keeper(
-        opening.settings.of(RecordSettings), voices.store, replica=node.replica, folder=node.log_folder
+        context.settings.of(RecordSettings), voices.store, replica=node.replica, folder=node.log_folder
     )
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from deployments.serving import metrics
 from serve_app.api.request_record import HAND_ON_S, LINES, OLDER_FILES, RequestRecord
-from serve_app.extension import Opened
+from serve_app.extension import ExtensionState
 from serve_app.extensions.records.request_lines import story_of
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class RecordSink(Protocol):
         ...
 
 
-class RecordKeeper(Opened):
+class RecordKeeper(ExtensionState):
     """Thread that passes each record to all sinks."""
 
     def __init__(self, sinks: Sequence[RecordSink]) -> None:

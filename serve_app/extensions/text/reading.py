@@ -26,7 +26,7 @@ from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.voice_source import ClonedVoice
 from serve_app.config import LEAST_SEGMENT_CHARS, Markup
-from serve_app.extension import Dialect, Opened, Route
+from serve_app.extension import Dialect, ExtensionState, Route
 from serve_app.extensions.text.lexicon import Lexicon
 from serve_app.extensions.text.normalisation import prepare
 from serve_app.extensions.text.spoken_text import ReadText, TextRules, read
@@ -46,12 +46,12 @@ class TextSettings(Strict):
     max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # default: limit of the model
 
 
-class TextReading(Opened):
+class TextReading(ExtensionState):
     """Extension object that converts the texts of all requests."""
 
     _resolver: Resolver  # set by `join`
 
-    def join(self, resolver: Resolver) -> None:
+    def install(self, resolver: Resolver) -> None:
         self._resolver = resolver
         resolver.steps["text"] = self._prepare_styles  # jobs run this step but skip the steps of other extensions
         resolver.read_text = read_text

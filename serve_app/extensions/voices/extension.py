@@ -1,7 +1,7 @@
 import logging
 
 from deployments.errors import StartError
-from serve_app.extension import Extension, Opening, forget_nothing
+from serve_app.extension import Extension, OpenContext, forget_nothing
 from serve_app.extensions.voices import voice_routes
 from serve_app.extensions.voices.library import Forget, Voices
 from serve_app.extensions.voices.settings import VoiceSettings
@@ -31,8 +31,8 @@ def open_voices(settings: VoiceSettings, *, num_nodes: int = 1, forget: Forget =
     return Voices(VoiceStore(location), settings, forget=forget)
 
 
-def open_library(opening: Opening) -> Voices:
-    settings, node = opening.settings.of(VoiceSettings), opening.node
+def open_library(context: OpenContext) -> Voices:
+    settings, node = context.settings.of(VoiceSettings), context.node
     return (
         open_voices(settings) if node is None else open_voices(settings, num_nodes=node.num_nodes, forget=node.forget)
     )

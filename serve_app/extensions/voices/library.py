@@ -26,7 +26,7 @@ from serve_app.api.access.callers import VISITOR
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio import recordings
-from serve_app.extension import Opened, forget_nothing
+from serve_app.extension import ExtensionState, forget_nothing
 from serve_app.extensions.text.lexicon import Lexicon
 from serve_app.extensions.voices.clocks import SteadyClock
 from serve_app.extensions.voices.keeping import check_kept, check_unused
@@ -68,7 +68,7 @@ R = TypeVar("R", StoredVoice, StoredConsent, StoredDesign, StoredLexicon)
 Other = TypeVar("Other", StoredConsent, StoredLexicon)
 
 
-class Voices(Opened):
+class Voices(ExtensionState):
     """Stored voices that VISITOR may see. All methods raise StoreFailed if the store is unreachable."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Voices(Opened):
     def most(self) -> int:
         return self._settings.max_voices
 
-    def join(self, resolver: Resolver) -> None:
+    def install(self, resolver: Resolver) -> None:
         resolver.voices, resolver.lexicon_for_all = self, self.lexicon_for_all
         resolver.prepare_recording = decode_prepared
         resolver.fields.add("prepare")

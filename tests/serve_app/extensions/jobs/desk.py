@@ -75,7 +75,7 @@ class Server:
         models = SpeechModels({"": SpeechModel(speaker, settings.admission)})
         resolver = Resolver(models, settings)
         for state in (TextReading(), self.voices, ModelChoice()):
-            state.join(resolver)
+            state.install(resolver)
         self.hindrance: str | None = None
         self.records: list[RequestRecord] = []  # of segments
         self.synthesizers = {"": speaker}

@@ -16,7 +16,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisReq
 from deployments.serving import mailbox
 from deployments.serving.mailbox import read
 from serve_app.config import ApiSettings
-from serve_app.extension import Node, Opening
+from serve_app.extension import Node, OpenContext
 from serve_app.extensions.live.extension import EXTENSION
 from serve_app.extensions.live.live_split import LiveSplit
 from serve_app.extensions.live.live_text import _IDLE_S, LiveText, LiveTexts
@@ -211,7 +211,7 @@ async def test_nothing_to_say_never_begins(texts: LiveTexts, text: str) -> None:
 async def test_talkers_read_at_the_address_of_this_node() -> None:
     node = Node(lambda _: True, lambda: True, bytes, address="127.0.0.2")
     assert EXTENSION.open is not None
-    texts = EXTENSION.open(Opening(ApiSettings(), SpeechModels({}), (), {}, node))
+    texts = EXTENSION.open(OpenContext(ApiSettings(), SpeechModels({}), (), {}, node))
     await texts.server.start()
     assert texts.server.share("token", WrittenText()).host == "127.0.0.2"
     await texts.aclose()
