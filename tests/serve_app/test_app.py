@@ -322,6 +322,6 @@ async def test_ingress_and_jobs_tell_the_pools_what_to_forget(monkeypatch: pytes
     monkeypatch.setattr(ingress.ray_private, "pools", lambda _: pools)
     monkeypatch.setattr(ingress.serve, "get_replica_context", lambda: SimpleNamespace(deployment="Jobs"))
     monkeypatch.setattr(ingress.serve, "get_deployment_handle", lambda name, _: name)
-    monkeypatch.setattr(ingress, "ask_all_replicas", ask)
+    monkeypatch.setattr(ingress, "call_all_replicas", ask)
     await ingress.forget_everywhere("app", (b"gone",))
     assert told == ["Talker forget (b'gone',)", "Codec forget (b'gone',)"]

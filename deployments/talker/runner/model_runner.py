@@ -318,7 +318,7 @@ class ModelRunner:
             going = [sequence for sequence in sequences if number < sequence.num_frames]
             batch = self._as_batch(going)
             self._send_frames([sequence.frames[number] for sequence in going])
-            self.graphs.run(("feed_given", len(batch.rows)), partial(self.networks.feed_forced, batch.rows))
+            self.graphs.run(("feed_forced", len(batch.rows)), partial(self.networks.feed_forced, batch.rows))
             self._advance(batch, length=self._length(0))
 
     def _send_frames(self, frames: list[Frame]) -> None:
@@ -339,7 +339,7 @@ class ModelRunner:
                 yield ("predict", bucket, breadth), partial(self.networks.predict, rows, breadth)
             yield ("advance", bucket), partial(self.networks.advance, rows, length=most)
             if self.mode.teacher_forces:
-                yield ("feed_given", bucket), partial(self.networks.feed_forced, rows)
+                yield ("feed_forced", bucket), partial(self.networks.feed_forced, rows)
         for inputs in reversed(self._prefills):
             inputs.fill([])
             for length in {0, most if inputs.num_positions == MAX_PASS_POSITIONS else 0}:

@@ -524,7 +524,7 @@ def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytes
     engine = with_blocks(checkpoint, CONFIG, 12)
     engine.output_queue.max_held = 8
     steps, pop_pcm = itertools.count(1), engine.audio.pop_pcm
-    monkeypatch.setattr(engine.audio, "take", lambda known: [] if next(steps) % 5 else pop_pcm(known))
+    monkeypatch.setattr(engine.audio, "pop_pcm", lambda known: [] if next(steps) % 5 else pop_pcm(known))
     prefilled = record_prefills(engine, monkeypatch)
     for number, request in enumerate(requests):
         engine.add(number, replace(request, gpu_frames=ALL_FRAMES))

@@ -103,7 +103,7 @@ def test_a_start_warms_up_what_the_engine_will_do(
     monkeypatch.setattr(startup, "EngineDevice", lambda config: device)
     monkeypatch.setattr(startup, "build_engine", lambda *_, makes_audio, **__: done.append(makes_audio) or engine)
     monkeypatch.setattr(startup, "capture", lambda runners, progress: done.append(len(runners)))
-    monkeypatch.setattr(startup, "_speak", lambda engine, *, on_gpu, gpu_frames: done.append(gpu_frames))
+    monkeypatch.setattr(startup, "_run_warm_up_request", lambda engine, *, on_gpu, gpu_frames: done.append(gpu_frames))
     stages: list[str] = []
     startup.load_engine(tmp_path, TalkerConfig(), StartClock(stages.append), makes_audio=makes_audio)
     assert done == [makes_audio, *([1] if on_gpu else []), gpu_frames]

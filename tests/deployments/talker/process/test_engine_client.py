@@ -308,7 +308,7 @@ async def test_a_replica_has_what_its_settings_say(
     async def connect(client: EngineClient) -> None:
         attached.append(1)
 
-    for name, replacement in (("attach", connect), ("_await_ready", lambda client: info), ("is_alive", True)):
+    for name, replacement in (("connect", connect), ("_wait_until_ready", lambda client: info), ("is_alive", True)):
         monkeypatch.setattr(EngineClient, name, replacement)
     monkeypatch.setattr(subprocess, "Popen", started := Mock())
     monkeypatch.setattr(deployment.ray_metrics, "install", lambda name, *, pool: labels.append((name, pool)))

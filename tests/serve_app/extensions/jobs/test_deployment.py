@@ -60,7 +60,7 @@ def test_more_than_one_replica_is_refused(tmp_path: Path, application: dict[str,
 @pytest.mark.anyio
 async def test_creating_a_job_may_take_two_minutes_and_other_calls_ten_seconds() -> None:
     with (
-        patch("deployments.serving.handles.ask_replica", Mock()),
+        patch("deployments.serving.handles.call_replica", Mock()),
         patch("asyncio.wait_for", side_effect=TimeoutError) as limited,
     ):
         ask = open_client(Mock())

@@ -163,7 +163,7 @@ async def test_a_socket_that_came_through_serves_own_proxy_is_closed_too(monkeyp
     """No uvicorn of ours tells it that the replica is to end."""
     monkeypatch.setattr(sockets, "_QUIET_S", 0.1)
     is_stopping = asyncio.Event()
-    monkeypatch.setattr(sockets, "replica_stops", is_stopping.wait)
+    monkeypatch.setattr(sockets, "wait_until_stopping", is_stopping.wait)
     server, row = Server("auto"), ANY
     server.may_go_on.set()
     async with connected(server, row) as listener:

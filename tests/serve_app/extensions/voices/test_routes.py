@@ -378,7 +378,7 @@ async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
 async def test_what_was_derived_outlives_a_restart(
     folder: Path, server: Server, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library.metrics, "references", looked := Mock())
+    monkeypatch.setattr(library.metrics, "record_recording_lookups", looked := Mock())
     await store(client, "ada", ref_text="Hiss.")
     await speak_and_derive(server)
     await server.voices._keep_prompts()
