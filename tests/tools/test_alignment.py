@@ -15,7 +15,7 @@ from deployments.protocol import Codes, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.model.model_config import ModelConfig
-from deployments.weights.description import OWN_FACTS, described
+from deployments.weights.description import OWN_FACTS, describe_directory
 from deployments.weights.store import locate
 from talkray_tools.alignment import find_head
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -98,13 +98,13 @@ def test_the_embedded_voices_head_is_the_one_that_it_names(monkeypatch: pytest.M
 def test_a_planted_head_is_found_rated_and_noted(random: Callable[[str], Path], name: str, tmp_path: Path) -> None:
     layer, head = list(KINDS).index(name) % 3, list(KINDS).index(name) % 4
     model = plant(random(name), tmp_path / "model", layer, head)
-    before = described(model, name, CONFIG, on_gpu=False)
+    before = describe_directory(model, name, CONFIG, on_gpu=False)
     check = checked(model, requests(name))
     assert check.passed, check.detail
     assert f"layer {layer}, head {head}, 0.9" in check.detail
     assert "100% without leaps" in check.detail
     assert json.loads((model / OWN_FACTS).read_text()) == {"alignment_head": [layer, head]}
-    after = described(model, name, CONFIG, on_gpu=False)
+    after = describe_directory(model, name, CONFIG, on_gpu=False)
     assert after == replace(before, word_times=True), "its fingerprint, too: stored voices stay what they are"
     assert ModelConfig.load(model).text.alignment_head == (layer, head)
 

@@ -60,10 +60,10 @@ def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatc
     waits, order = threading.Event(), list[str]()
 
     def start() -> None:
-        with EngineDevice(CONFIG, "cuda").turn(lambda stage: waits.set()):
+        with EngineDevice(CONFIG, "cuda").startup_lock(lambda stage: waits.set()):
             order.append("second")
 
-    with EngineDevice(CONFIG, "cuda").turn(pytest.fail), EngineDevice(CONFIG).turn(pytest.fail):
+    with EngineDevice(CONFIG, "cuda").startup_lock(pytest.fail), EngineDevice(CONFIG).startup_lock(pytest.fail):
         second = threading.Thread(target=start)
         second.start()
         assert waits.wait(30)

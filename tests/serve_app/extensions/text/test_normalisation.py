@@ -64,14 +64,12 @@ def test_hard_lines_are_read_as_written_down(language: str, text: str, readings:
     assert is_right is not is_missed, spoken
 
 
-@pytest.mark.parametrize("code", LANGUAGES)
-def test_the_document_states_how_many_lines_are_missed(code: str) -> None:
+def test_the_document_states_how_many_lines_are_missed() -> None:
     document = (Path(__file__).parents[4] / "docs" / "text.md").read_text("utf-8")
-    stated = re.search(rf"^\| {LANGUAGES[code].title()} \|.*\| (\d+) of 30 \|$", document, re.M)
-    known = lines(f"{code}.tsv")
-    assert len(known) == 30
-    assert stated is not None
-    assert int(stated[1]) == 30 - sum(is_missed for *_, is_missed in known)
+    assert "read 29 or 30 of 30 difficult lines correctly" in document
+    known = [lines(f"{code}.tsv") for code in LANGUAGES]
+    assert {len(each) for each in known} == {30}
+    assert {sum(is_missed for *_, is_missed in each) for each in known} == {0, 1}
 
 
 @pytest.mark.parametrize("language", LANGUAGES.values())
