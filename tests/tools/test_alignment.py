@@ -113,7 +113,7 @@ def test_a_planted_head_is_found_rated_and_noted(random: Callable[[str], Path], 
 def test_it_is_found_where_the_text_is_in_the_prompt(random: Callable[[str], Path], name: str, tmp_path: Path) -> None:
     """Texts of one length, so that a head follows them all that reads so many positions back."""
     asked = requests(name, ("Hello! This is a plain sentence.", "She has two boats in the harbor."), in_prompt=True)
-    sequence = build_engine(random(name), CONFIG).input_processor.prepare(0, asked[0])
+    sequence = build_engine(random(name), CONFIG).input_processor.build_sequence(0, asked[0])
     assert sequence is not None
     lag = sequence.prompt.num_positions - sequence.prompt.text_start
     check = checked(plant(random(name), tmp_path / "model", lag=lag), asked)

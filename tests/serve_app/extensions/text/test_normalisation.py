@@ -5,7 +5,6 @@ docs/text.md has the counts. Upper and lower case, hyphens, 零 and 〇, and in 
 no difference.
 """
 
-import re
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
