@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from deployments.codec.backends import c_kernels
-from deployments.codec.backends.c_kernels import CapturedCalls, Convolution, ExactConvolution, New, add, normed
+from deployments.codec.backends.c_kernels import CapturedCalls, Convolution, New, add, normed
 from deployments.codec.backends.products import (
     MANY_CHANNELS,
     ProductToOneChannel,
@@ -132,7 +132,7 @@ class TorchBackend(Backend):
 
     def _is_own(self, *layers: Conv | Linear) -> bool:
         """Return whether the C kernels compute these products."""
-        return all(isinstance(self.products[layer], Convolution | ExactConvolution) for layer in layers)
+        return all(isinstance(self.products[layer], Convolution) for layer in layers)
 
     def _silence(self) -> Iterator[Tensor]:
         """Yield the tensors of a stream's state before its first frame."""
@@ -191,11 +191,9 @@ class _TorchPass(ForwardPass):
                residual: Signal | None = None) -> Signal:  # fmt: skip
         """Multiply. The weight of a gate is packed together with the weight of `linear`."""
         product = self._backend.products[linear]
-        if isinstance(product, Convolution | ExactConvolution):
+        if isinstance(product, Convolution):
             new = self._new(str(id(linear)))
             rows = normed(x.values, self._backend.eps, product.dtype, new=self._new("normed")) if norm else x.values
-            if isinstance(product, ExactConvolution):
-                return Signal(product(rows, new=new))
             total = None if residual is None else residual.values
             wide = gate is None and not gelu
             return Signal(product(rows.to(product.dtype), total=total, gelu=gelu, wide=wide, new=new))
@@ -214,7 +212,7 @@ class _TorchPass(ForwardPass):
         heads, kv_heads = backend.config.num_attention_heads, backend.config.num_key_value_heads
         if self._mask is None:
             shape = (*qkv.values.shape[:2], heads * backend.config.head_dim)
-            y = scratch.buffer("attended", shape, backend.device, torch.bfloat16)
+            y = scratch.buffer("attended", shape, backend.device, backend.products[layer.output].dtype)
             for stream, histories in enumerate(self._turned(index)):
                 rotary = [table[stream] for table in self.rotary]
                 c_kernels.attend(qkv.values[stream], rotary, histories, self.num_past[stream], y[stream])
@@ -240,8 +238,9 @@ class _TorchPass(ForwardPass):
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
         new = x.values.float()
         memories = self._turned(self._backend.memories[block])
-        if isinstance(self._backend.products[block.up], Convolution):
-            y = scratch.buffer("depthwise", new.shape, new.device, torch.bfloat16)
+        product = self._backend.products[block.up]
+        if isinstance(product, Convolution):
+            y = scratch.buffer("depthwise", new.shape, new.device, product.dtype)
             for stream, pair, out in zip(new, memories, y, strict=True):
                 c_kernels.depthwise_norm(stream, pair, block, self._backend.layer_norm_eps, out)
             return Signal(y)
@@ -266,8 +265,6 @@ class _TorchPass(ForwardPass):
             if is_between:
                 return Signal(product(rows, snake=snake, new=new))
             y = product(rows, new=new)
-        elif isinstance(product, ExactConvolution):
-            y = product(rows, new=self._new(str(id(conv))))
         else:
             assert not isinstance(product, ProductToOneChannel)
             y = product(rows)
