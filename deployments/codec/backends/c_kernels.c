@@ -128,12 +128,6 @@ GATHER(gather_float_bfloat16, 0, 1)
 GATHER(gather_bfloat16_float, 1, 0)
 GATHER(gather_bfloat16_bfloat16, 1, 1)
 
-/* sum [count] += halves [count] */
-FOR_THIS_CPU void add_bfloat16(float *restrict sum, const uint16_t *restrict halves, ptrdiff_t count) {
-    for (ptrdiff_t place = 0; place < count; place++)
-        sum[place] += widened(halves[place]);
-}
-
 /* Convolutions in bfloat16. A matrix product is a convolution with one tap. The weight is stored in the order of its
  * reads, in tiles of 32 inputs and 16 outputs, the format of the matrix units. c_kernels.py packs it as
  * [outputs / 32][taps][inputs / 32][2][16 pairs of inputs][16 outputs][2]. */

@@ -27,7 +27,6 @@ _INTERFACE = 6  # version of the functions and their arguments; must match the o
 _GATHERS = [f"gather_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
 _PARAMETERS = {
     **{name: [*[POINTER] * 6, *[COUNT] * 3] for name in _GATHERS},
-    "add_bfloat16": [*[POINTER] * 2, COUNT],
     "convolve_to_one": [*[POINTER] * 4, *[COUNT] * 3],
     "convolve": [*[COUNT] * 3, *[POINTER] * 5, *[COUNT] * 6],
     "multiply": [*[COUNT] * 2, *[POINTER] * 5, *[COUNT] * 6],
@@ -63,6 +62,7 @@ BUILT = bool(_functions)
 # Hardware unit of this CPU for bfloat16 products: 0 none, 1 AVX-512 dot products, 2 AMX. Queried once, because the
 # query asks the kernel for permission to use AMX.
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
+MULTIPLIES_FLOATS = BUILT and bool(_functions["multiplies_floats"]())
 
 
 # Calls captured in this thread; None while calls are not being captured
@@ -109,15 +109,10 @@ def _empty(_: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(*shape, dtype=dtype)
 
 
-def fits(weight: Tensor) -> bool:
-    """Return whether this CPU has bfloat16 units and the kernels support a weight of shape [taps, in, out]."""
-    return weight.is_cpu and MATRIX_UNITS > 0 and not any(size % SIDE for size in weight.shape[1:])
-
-
-def multiplies_floats(weight: Tensor) -> bool:
-    """Return whether the float32 kernels are faster than oneDNN for a weight of shape [taps, in, out]."""
-    suits = weight.is_cpu and bool(_functions) and bool(_functions["multiplies_floats"]())
-    return suits and not any(size % SIDE for size in weight.shape[1:])
+def fits(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether the kernels multiply in `dtype` by a weight of shape [taps, in, out], faster than oneDNN."""
+    has_units = {torch.bfloat16: MATRIX_UNITS > 0, torch.float32: MULTIPLIES_FLOATS}.get(dtype, False)
+    return has_units and weight.is_cpu and not any(size % SIDE for size in weight.shape[1:])
 
 
 class _HugePages:
@@ -243,17 +238,15 @@ class ExactConvolution(Convolution):
 class FilteredConvolution(ExactConvolution):
     """Convolution of seven taps in float32 with 2.8 times fewer products, for CPUs without AVX-512."""
 
-    TAPS = 7
     _POINTS = (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 1.25, -1.25)
     _TILES = 48  # as in c_kernels.c
 
     def _packed(self, weight: Tensor) -> Tensor:
-        points = torch.tensor(self._POINTS, dtype=torch.float64)
-        differences = points[:, None] - points
-        scales = differences.fill_diagonal_(1.0).prod(dim=1, keepdim=True)
-        at_points = points[:, None] ** torch.arange(self.TAPS) / scales
-        at_infinity = torch.eye(self.TAPS, dtype=torch.float64)[-1:]
-        values = torch.tensordot(torch.cat((at_points, at_infinity)), weight.double(), dims=1)  # [points, in, out]
+        points = torch.tensor(self._POINTS, dtype=torch.float64)[:, None]
+        scales = (points - points.T).fill_diagonal_(1.0).prod(dim=1, keepdim=True)
+        powers = torch.cat((points ** torch.arange(len(weight)) / scales, torch.zeros(1, len(weight))))
+        powers[-1, -1] = 1.0  # at infinity
+        values = torch.tensordot(powers, weight.double(), dims=1)
         return values.view(*values.shape[:2], -1, _HALF).permute(2, 0, 1, 3).float()
 
     def _run(self, rows: Tensor, kind: Epilogue, amplitude: int | None, out: Tensor, new: New) -> None:
@@ -366,12 +359,3 @@ def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _emp
         pointers = (stream.data_ptr(), taps.data_ptr(), bias.data_ptr(), samples.data_ptr())
         _invoke("convolve_to_one", *pointers, len(samples), count, channels)
     return out
-
-
-def add(total: Tensor, x: Tensor) -> Tensor:
-    """Add x in place to the float32 tensor `total` of the same shape. Returns `total`."""
-    fits = x.dtype == torch.bfloat16 and total.dtype == torch.float32 and total.is_contiguous() and x.is_contiguous()
-    if "add_bfloat16" not in _functions or not x.is_cpu or not fits:
-        return total.add_(x)
-    _invoke("add_bfloat16", total.data_ptr(), x.data_ptr(), x.numel())
-    return total

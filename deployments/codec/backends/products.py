@@ -22,7 +22,6 @@ from deployments.codec.backends.c_kernels import (
     New,
     convolve_to_one,
     fits,
-    multiplies_floats,
 )
 from deployments.codec.fold import Conv, FoldedWeights, Linear, Snake
 
@@ -204,24 +203,20 @@ AnyProduct = Convolution | TorchProduct | ProductToOneChannel
 
 
 def packed(folded: FoldedWeights, dtype: torch.dtype) -> Iterator[tuple[Conv | Linear, AnyProduct]]:
-    is_own = dtype == torch.bfloat16
-
     def exact(weight: Tensor, bias: Tensor | None, dilation: int = 1) -> AnyProduct:
         # These products carry the entire signal, so rounding is most audible here, and float32 costs least here.
-        if (is_own and fits(weight)) or multiplies_floats(weight):
+        if fits(weight, dtype):
             return ExactConvolution(weight, bias, dilation)
         return TorchProduct(weight, bias, dilation, torch.float32)
 
     def product(
         weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False, may_be_long: bool = False
     ) -> AnyProduct:
-        if is_own and fits(weight):
-            return Convolution(weight, bias, dilation, gated=gated)
-        if dtype == torch.float32 and multiplies_floats(weight):
-            if may_be_long and len(weight) == FilteredConvolution.TAPS:
-                return FilteredConvolution(weight, bias, dilation)
-            return ExactConvolution(weight, bias, dilation, gated=gated)
-        return TorchProduct(weight, bias, dilation, dtype, may_be_long=may_be_long)
+        if not fits(weight, dtype):
+            return TorchProduct(weight, bias, dilation, dtype, may_be_long=may_be_long)
+        if may_be_long and dtype == torch.float32:
+            return FilteredConvolution(weight, bias, dilation)
+        return (Convolution if dtype == torch.bfloat16 else ExactConvolution)(weight, bias, dilation, gated=gated)
 
     for conv in (folded.pre_conv, *(upsample for upsample, _ in folded.stages)):
         yield conv, exact(conv.weight, conv.bias, conv.dilation)

@@ -1,7 +1,8 @@
 """Forward pass of the decoder in torch, on any device. On a CPU each layer is one convolution with packed weights.
 
-On a CPU with bfloat16 units, C kernels (c_kernels.py) compute the layers that they support in bfloat16. If they support
-all layers, as with the released checkpoints, the calls for a batch are captured and replayed.
+C kernels (c_kernels.py) compute the layers that they support: in bfloat16 on a CPU with bfloat16 units, and in float32
+on a CPU with AVX2 only. If they support all layers, as with the released checkpoints, the calls for a batch are
+captured and replayed.
 
 A lower precision applies only to products. Sums, snakes, the last convolution and attention stay in float32. On a CPU,
 layers with many channels are limited by reading weights and process all streams together. The other layers are limited
@@ -22,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from deployments.codec.backends import c_kernels
-from deployments.codec.backends.c_kernels import CapturedCalls, Convolution, New, add, normed
+from deployments.codec.backends.c_kernels import CapturedCalls, Convolution, New, normed
 from deployments.codec.backends.products import (
     MANY_CHANNELS,
     ProductToOneChannel,
@@ -269,7 +270,7 @@ class _TorchPass(ForwardPass):
             assert not isinstance(product, ProductToOneChannel)
             y = product(rows)
         y = y.reshape(batch, time * conv.upsampling, -1)
-        return Signal(y if residual is None else add(residual.values, y), snake)
+        return Signal(y if residual is None else residual.values.add_(y), snake)
 
     def _rows(self, x: Signal, conv: Conv) -> Tensor:
         """Return the input rows of a convolution, preceded by its context."""
