@@ -501,28 +501,37 @@ void multiply(ptrdiff_t units, ptrdiff_t kind, const float *rows, const float *w
             }
 }
 
-/* Minimal filtering (Winograd 1980) of seven taps: four outputs take ten products instead of 28. The products are values
- * of polynomials at 0, at plus and minus 1, 1/2, 2 and 5/4, and at infinity. c_kernels.py evaluates the weight. */
-enum { TAPS = 7, PAIRS = 4, POINTS = 2 * PAIRS + 2, STEP = 4, TILES = 48 };
-static const float AT[PAIRS] = {1.0f, 0.5f, 2.0f, 1.25f};
-static const float OTHERS[PAIRS][3] = { /* coefficients of the product of x - p^2 over the other pairs */
-    {-1.5625f, 7.640625f, -5.8125f}, {-6.25f, 11.8125f, -6.5625f}, {-0.390625f, 2.203125f, -2.8125f}, {-1.0f, 5.25f, -5.25f}};
-static const float ALL[PAIRS] = {1.5625f, -9.203125f, 13.453125f, -6.8125f}; /* and over all pairs */
+/* Minimal filtering (Winograd 1980) of seven taps: six outputs take twelve products instead of 42. The products are
+ * values of polynomials at 0, at plus and minus 1, 1/2, 2, 3/2 and 3/4, and at infinity. c_kernels.py evaluates the
+ * weight. With other points, or with more of them, rounding errors grow. */
+enum { TAPS = 7, PAIRS = 5, POINTS = 2 * PAIRS + 2, STEP = POINTS + 1 - TAPS, TILES = 48 };
+static const float AT[PAIRS] = {1.0f, 0.5f, 2.0f, 1.5f, 0.75f};
+/* Coefficients of the product of x - p^2 for all pairs, and for all but one */
+static const float ALL[PAIRS] = {-1.265625f, 9.45703125f, -22.41015625f, 21.28125f, -8.0625f};
+static const float OTHERS[PAIRS][PAIRS - 1] = {
+    {1.265625f, -8.19140625f, 14.21875f, -7.0625f},     {5.0625f, -17.578125f, 19.328125f, -7.8125f},
+    {0.31640625f, -2.28515625f, 5.03125f, -4.0625f},    {0.5625f, -3.953125f, 8.203125f, -5.8125f},
+    {2.25f, -12.8125f, 17.0625f, -7.5f},
+};
 
-/* Evaluate ten input rows at the points, for `inputs` channels. Values of a point are `step` apart. */
+/* Evaluate POINTS input rows at the points, for `inputs` channels. Values of a point are `step` apart. */
 ALWAYS_INLINE void evaluate(const float *const *rows, float *values, ptrdiff_t inputs, ptrdiff_t step) {
     for (ptrdiff_t place = 0; place < inputs; place += HALF / 2) {
         eight_floats x[POINTS], zero, end;
-#pragma GCC unroll 10
+#pragma GCC unroll 12
         for (int row = 0; row < POINTS; row++)
             x[row] = *(const eight_floats *)(rows[row] + place);
-        zero = x[8];
-        end = x[9];
-#pragma GCC unroll 4
+        zero = x[POINTS - 2];
+        end = x[POINTS - 1];
+#pragma GCC unroll 5
         for (int pair = 0; pair < PAIRS; pair++) {
-            const float *c = OTHERS[pair];
-            eight_floats even = x[8] + c[2] * x[6] + c[1] * x[4] + c[0] * x[2];
-            eight_floats odd = AT[pair] * (x[7] + c[2] * x[5] + c[1] * x[3] + c[0] * x[1]);
+            eight_floats even = x[POINTS - 2], odd = x[POINTS - 3];
+#pragma GCC unroll 4
+            for (int power = 0; power < PAIRS - 1; power++) {
+                even += OTHERS[pair][power] * x[2 * power + 2];
+                odd += OTHERS[pair][power] * x[2 * power + 1];
+            }
+            odd *= AT[pair];
             *(eight_floats *)(values + (1 + 2 * pair) * step + place) = even + odd;
             *(eight_floats *)(values + (2 + 2 * pair) * step + place) = even - odd;
             zero += ALL[pair] * x[2 * pair];
@@ -533,22 +542,23 @@ ALWAYS_INLINE void evaluate(const float *const *rows, float *values, ptrdiff_t i
     }
 }
 
-/* Compute four output rows [16] from products [POINTS, 16], which are `step` apart. */
+/* Compute STEP output rows [16] from products [POINTS, 16], which are `step` apart. */
 ALWAYS_INLINE void interpolate(const float *products, ptrdiff_t step, const float *bias, const float *amplitude,
                                float out[STEP][HALF]) {
     for (ptrdiff_t place = 0; place < HALF; place += HALF / 2) {
         eight_floats y[STEP] = {0};
         y[0] = *(const eight_floats *)(products + place);
-        y[3] = *(const eight_floats *)(products + (POINTS - 1) * step + place);
-#pragma GCC unroll 4
+        y[STEP - 1] = *(const eight_floats *)(products + (POINTS - 1) * step + place);
+#pragma GCC unroll 5
         for (int pair = 0; pair < PAIRS; pair++) {
             eight_floats plus = *(const eight_floats *)(products + (1 + 2 * pair) * step + place);
             eight_floats minus = *(const eight_floats *)(products + (2 + 2 * pair) * step + place);
-            eight_floats sum = plus + minus, difference = AT[pair] * (plus - minus);
-            y[0] += sum;
-            y[1] += difference;
-            y[2] += AT[pair] * AT[pair] * sum;
-            y[3] += AT[pair] * AT[pair] * difference;
+            eight_floats both[2] = {plus + minus, AT[pair] * (plus - minus)};
+#pragma GCC unroll 6
+            for (int row = 0; row < STEP; row++) {
+                y[row] += both[row % 2];
+                both[row % 2] *= AT[pair] * AT[pair];
+            }
         }
         for (int row = 0; row < STEP; row++)
             *(eight_floats *)(out[row] + place) = y[row] + *(const eight_floats *)(bias + place);

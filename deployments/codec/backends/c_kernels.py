@@ -236,9 +236,9 @@ class ExactConvolution(Convolution):
 
 
 class FilteredConvolution(ExactConvolution):
-    """Convolution of seven taps in float32 with 2.8 times fewer products, for CPUs without AVX-512."""
+    """Convolution of seven taps in float32 with a third of the products, for CPUs without AVX-512."""
 
-    _POINTS = (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 1.25, -1.25)
+    _POINTS = (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 1.5, -1.5, 0.75, -0.75)  # and infinity
     _TILES = 48  # as in c_kernels.c
 
     def _packed(self, weight: Tensor) -> Tensor:

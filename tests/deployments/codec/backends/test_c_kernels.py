@@ -196,7 +196,7 @@ def test_minimal_filtering(time: int, dilation: int) -> None:
         (convolution(rows, snake=snake), exact + snake.amplitude.double() * exact.sin().square()),
     ):
         assert got.shape == wanted.shape
-        assert ((got.double() - wanted).abs() <= 5e-5).all()
+        assert ((got.double() - wanted).abs() <= 2e-4).all()
 
 
 @pytest.mark.usefixtures("units")
@@ -318,4 +318,4 @@ def test_a_decoder_with_them_sounds_as_one_without(precision: str, monkeypatch: 
     monkeypatch.setattr(c_kernels, "_functions", {})
     monkeypatch.setattr(products, "fits", lambda *_: False)
     exact, plain = decoded("float32"), decoded(precision)
-    assert snr_db(exact, own) > max(MIN_SNR_DB, min(100.0, snr_db(exact, plain) - 1.0))
+    assert snr_db(exact, own) > max(MIN_SNR_DB, min(95.0, snr_db(exact, plain) - 1.0))
