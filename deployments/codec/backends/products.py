@@ -214,9 +214,11 @@ def packed(folded: FoldedWeights, dtype: torch.dtype) -> Iterator[tuple[Conv | L
     ) -> AnyProduct:
         if not fits(weight, dtype):
             return TorchProduct(weight, bias, dilation, dtype, may_be_long=may_be_long)
-        if may_be_long and dtype == torch.float32:
+        if dtype == torch.bfloat16:
+            return Convolution(weight, bias, dilation, gated=gated)
+        if may_be_long:
             return FilteredConvolution(weight, bias, dilation)
-        return (Convolution if dtype == torch.bfloat16 else ExactConvolution)(weight, bias, dilation, gated=gated)
+        return ExactConvolution(weight, bias, dilation, gated=gated)
 
     for conv in (folded.pre_conv, *(upsample for upsample, _ in folded.stages)):
         yield conv, exact(conv.weight, conv.bias, conv.dilation)

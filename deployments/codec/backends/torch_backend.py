@@ -261,11 +261,10 @@ class _TorchPass(ForwardPass):
         if isinstance(product, Convolution):
             is_between = snake is not None and snake.frequency is None and not plain
             new = self._new("unit" if is_between else str(id(conv)))
-            if residual is not None:
-                return Signal(product(rows, total=residual.values, new=new), snake)
             if is_between:
                 return Signal(product(rows, snake=snake, new=new))
-            y = product(rows, new=new)
+            y = product(rows, total=None if residual is None else residual.values, new=new)
+            residual = None
         else:
             assert not isinstance(product, ProductToOneChannel)
             y = product(rows)
