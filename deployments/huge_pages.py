@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class _HugePages:
-    """Chunks of 2 MB pages. A core reads weights 25 % faster from them, because prefetching stops at page boundaries."""
+    """Chunks of 2 MB pages. A core reads weights 25 % faster from them, because prefetching stops at a page's end."""
 
     _CHUNK, _PAGE, _LINE = 32 << 20, 2 << 20, 64  # bytes mapped at once, in a page, and in a cache line
 
