@@ -426,25 +426,28 @@ struct results {
 /* Store `count` rows of sums for 32 outputs from `output` on. The first row is `place`. */
 FOR_THIS_CPU static void finish(const struct results *r, const float *sums, ptrdiff_t place, ptrdiff_t count,
                                 ptrdiff_t output) {
-    const int width = r->kind == GATED ? HALF : SIDE;
+    const float *bias = r->bias + output, *amplitude = r->amplitude + output;
     float values[SIDE];
     for (ptrdiff_t row = 0; row < count; row++, sums += SIDE) {
-        const ptrdiff_t first = ((place + row) * r->outputs + output) * width / SIDE;
+        const ptrdiff_t first = (place + row) * r->outputs + output;
         for (ptrdiff_t each = 0; each < SIDE; each++)
-            values[each] = sums[each] + r->bias[output + each];
+            values[each] = sums[each] + bias[each];
         if (r->kind == ADDED)
             for (ptrdiff_t each = 0; each < SIDE; each++)
                 values[each] += ((const float *)r->out)[first + each];
         else if (r->kind == SNAKED)
             for (ptrdiff_t each = 0; each < SIDE; each++)
-                values[each] += r->amplitude[output + each] * sine_squared(values[each]);
+                values[each] += amplitude[each] * sine_squared(values[each]);
         else if (r->kind == GELU)
             for (ptrdiff_t each = 0; each < SIDE; each++)
                 values[each] = gelu(values[each]);
         else if (r->kind == GATED)
             for (ptrdiff_t each = 0; each < HALF; each++)
                 values[each] = silu(values[each]) * values[HALF + each];
-        store(values, r->out, first, width, r->halves);
+        if (r->kind == GATED) /* constant counts are vectorized */
+            store(values, r->out, first / 2, HALF, r->halves);
+        else
+            store(values, r->out, first, SIDE, r->halves);
     }
 }
 
