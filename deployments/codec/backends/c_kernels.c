@@ -133,7 +133,6 @@ GATHER(gather_bfloat16_bfloat16, 1, 1)
  * [outputs / 32][taps][inputs / 32][2][16 pairs of inputs][16 outputs][2]. */
 enum { NONE, AVX512_BF16, AMX_BF16 };
 enum { SIDE = 32, HALF = SIDE / 2, TILE = SIDE * HALF }; /* inputs and outputs of a step; values of a weight tile */
-enum { GROUP = 12 }; /* float32 rows that are multiplied together */
 enum { AHEAD = 2048 }; /* prefetch distance of weights in bytes */
 
 struct convolution {
@@ -426,7 +425,7 @@ struct results {
 /* Store `count` rows of sums for 32 outputs from `output` on. The first row is `place`. */
 FOR_THIS_CPU static void finish(const struct results *r, const float *sums, ptrdiff_t place, ptrdiff_t count,
                                 ptrdiff_t output) {
-    const float *bias = r->bias + output, *amplitude = r->amplitude + output;
+    const float *bias = r->bias + output;
     float values[SIDE];
     for (ptrdiff_t row = 0; row < count; row++, sums += SIDE) {
         const ptrdiff_t first = (place + row) * r->outputs + output;
@@ -437,7 +436,7 @@ FOR_THIS_CPU static void finish(const struct results *r, const float *sums, ptrd
                 values[each] += ((const float *)r->out)[first + each];
         else if (r->kind == SNAKED)
             for (ptrdiff_t each = 0; each < SIDE; each++)
-                values[each] += amplitude[each] * sine_squared(values[each]);
+                values[each] += r->amplitude[output + each] * sine_squared(values[each]);
         else if (r->kind == GELU)
             for (ptrdiff_t each = 0; each < SIDE; each++)
                 values[each] = gelu(values[each]);
@@ -490,12 +489,13 @@ void multiply(ptrdiff_t units, ptrdiff_t kind, const float *rows, const float *w
               const float *amplitude, float *out, ptrdiff_t streams, ptrdiff_t length, ptrdiff_t stride, ptrdiff_t time,
               ptrdiff_t inputs, ptrdiff_t outputs) {
     const struct results r = {(int)kind, 0, out, bias, amplitude, outputs};
+    const ptrdiff_t most = units == NONE ? 12 : HALF; /* rows that are multiplied together, by six or by eight */
     float sums[HALF * SIDE] __attribute__((aligned(64)));
     for (ptrdiff_t output = 0; output < outputs; output += SIDE)
         for (ptrdiff_t stream = 0; stream < streams; stream++)
-            for (ptrdiff_t row = 0; row < time; row += GROUP) {
+            for (ptrdiff_t row = 0; row < time; row += most) {
                 const float *own = rows + (stream * length + row) * stride, *panel = weight + output * inputs;
-                ptrdiff_t count = time - row < GROUP ? time - row : GROUP;
+                ptrdiff_t count = time - row < most ? time - row : most;
                 if (units == NONE)
                     float_sums_plain(own, stride, panel, count, inputs, sums);
                 else
