@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends import torch_backend
-from deployments.codec.backends.c_kernels import MATRIX_UNITS
+from deployments.codec.backends.c_kernels import MATRIX_UNITS, MULTIPLIES_FLOATS
 from deployments.codec.backends.registry import choose_decoders
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots
@@ -58,6 +58,12 @@ BACKENDS = (
         lambda: CodecDecoder(TorchBackend(weights(whole_blocks=True), "bfloat16")),
         30.0,
         "" if MATRIX_UNITS else "needs a CPU that multiplies bfloat16",
+    ),
+    Row(
+        "cpu kernels, float32",
+        lambda: CodecDecoder(TorchBackend(weights(whole_blocks=True))),
+        90.0,
+        "" if MULTIPLIES_FLOATS else "needs a CPU with AVX2 only",
     ),
 )
 
