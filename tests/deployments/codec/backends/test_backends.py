@@ -206,7 +206,7 @@ def test_slots_hold_streams_of_the_decoder(make: Callable[[], SlotDecoder]) -> N
 def test_frames_that_are_no_codes_end_their_stream_alone() -> None:
     slots = PlainSlots(CodecDecoder(TorchBackend(weights(whole_blocks=True))), num_slots=3)
     for slot, code in enumerate((1, 99, 1)):
-        slots.begin(slot)
+        slots.start_slot(slot)
         slots.write([slot], [0], torch.full((1, 4), code))
     assert [slots.largest_batch(frames) for frames in (1, 192, 384, 999)] == [3, 2, 1, 1]
     first, broken, last = slots.decode(range(3), 1).result()
