@@ -29,7 +29,7 @@ class Lanes:
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, step_executor: StepExecutor) -> None:
         self.runners = build_lanes(runner)
-        self._scheduler, self._step_maker = scheduler, step_executor
+        self._scheduler, self._step_executor = scheduler, step_executor
         self._in_flight: list[StepInFlight] = []  # lane steps whose sequences have not yet joined the engine's step
         # A lane may only take rows and blocks that no step uses, because the last step may still be running. These are
         # the numbers that were free when the last step was scheduled, minus those that lanes have taken since.
@@ -59,10 +59,10 @@ class Lanes:
         newcomers = self._take_newcomers(lane)
         if not newcomers:
             return
-        failed = self._step_maker.start_sequences(newcomers, lane)
+        failed = self._step_executor.start_sequences(newcomers, lane)
         ready = [sequence for sequence in newcomers if sequence not in failed]
         if ready:
-            self._in_flight.append(self._step_maker.queue(ready, lane, after=None))
+            self._in_flight.append(self._step_executor.queue(ready, lane, after=None))
 
     def collect(self) -> bool:
         """Deliver the frames of the first lane that has any, and let sequences from finished lanes join the engine.
@@ -102,7 +102,7 @@ class Lanes:
             return False
         if not step.is_collected:
             step.is_collected = True
-            self._step_maker.deliver(step, step.runner_step.result())
+            self._step_executor.deliver(step, step.runner_step.result())
             if any(sequence.finish_reason is not None for sequence in step.runner_step.sequences):
                 self._wait_for_lanes()  # the lane may still read and write the rows that are being freed
             self._scheduler.retire(step.runner_step.sequences)
@@ -110,7 +110,7 @@ class Lanes:
         step.runner.run_pending_advance()
         if step.runner_step.is_over:
             self._in_flight.remove(step)
-            self._step_maker.follow_text(step.runner_step)
+            self._step_executor.follow_text(step.runner_step)
             self._scheduler.join(step.runner_step.sequences)
         return False
 

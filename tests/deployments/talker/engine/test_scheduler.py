@@ -77,7 +77,7 @@ class Steps(RuleBasedStateMachine):
         self.beside: Any = None  # the engine's last step
         self.unused_rows, self.unused_blocks = set[int](), set[int]()  # of the last step and of lanes beside it
 
-    # What lanes ask of the step maker.
+    # What lanes need from the step executor.
 
     def start_sequences(self, sequences: list[Sequence], runner: object) -> list[Sequence]:
         return sequences[: self.num_failing]
