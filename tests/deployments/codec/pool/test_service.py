@@ -179,7 +179,7 @@ async def test_reading_may_outlast_calls_of_gpus(tiny_checkpoint: Checkpoints, m
             pass
         return random_codes(3), codec.decoder.initial_state()
 
-    monkeypatch.setattr(Codec, "encode_reference", lambda codec, reference: busy(reference))
+    monkeypatch.setattr(Codec, "read", lambda codec, reference: busy(reference))
     clone = replace(REQUEST, voice=None, reference=Reference(np.zeros(24_000, np.float32), "Hm."))
     codes, _ = await service._begin(clone)
     assert np.array_equal(codes, random_codes(3))
