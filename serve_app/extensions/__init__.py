@@ -35,7 +35,7 @@ BUILT_IN = (
     "access_tokens",
     "page",
 )
-COMMANDS = {
+COMMANDS: dict[str, tuple[str, ...]] = {
     "voice": (
         "Check recordings, and manage stored voices.",
         "serve_app.extensions.voices.voice_commands:voices",
