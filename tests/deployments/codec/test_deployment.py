@@ -70,7 +70,7 @@ async def test_where_its_talkers_run_is_asked_once(placement: Placement, on_gpu:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [ActorDiedError(), BackPressureError(1, 1), NotReady("not yet")])
-async def test_a_start_meets_the_talkers_once_and_goes_on_without_them(
+async def test_a_start_needs_no_talkers(
     placement: Placement, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talkers = Handle(error)

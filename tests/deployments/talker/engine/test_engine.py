@@ -414,9 +414,7 @@ def test_the_description_is_what_the_checkpoint_says(engine_of: Kinds) -> None:
     ("CustomVoice", "talker.model.layers.1.self_attn.q_norm.weight"),
     ("CustomVoice", "talker.code_predictor.lm_head.14.weight"), ("Base", "speaker_encoder.fc.bias"),
 ])  # fmt: skip
-def test_a_missing_tensor_is_named(
-    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str
-) -> None:
+def test_a_lost_tensor_is_named(tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str) -> None:
     """Of whatever part of a talker."""
 
     def harmed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -488,14 +486,12 @@ def test_prefills_that_all_raise_are_the_engines_fault(checkpoint: Path, monkeyp
     assert engine.is_idle
 
 
-@pytest.mark.parametrize("errors_before", [[], [ValueError("tripped")]])
-def test_a_prefill_that_loses_the_device_ends_the_engine(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, errors_before: list[Exception]
-) -> None:
+@pytest.mark.parametrize("before", [[], [ValueError("tripped")]])
+def test_a_lost_device_ends_engines(engine: Engine, monkeypatch: pytest.MonkeyPatch, before: list[Exception]) -> None:
     """Together, or once its sequences are tried alone."""
     lost = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "prefill", Mock(side_effect=[*errors_before, lost]))
+        patch.setattr(engine.runner, "prefill", Mock(side_effect=[*before, lost]))
         engine.add(1, ask())
         with pytest.raises(torch.AcceleratorError):
             engine.step()
