@@ -52,10 +52,8 @@ def http_ports(replicas: list[int]) -> list[int]:
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     port, mark = free_port(), uuid.uuid4().hex
-    command, environment = [sys.executable, "-c", SERVER, str(port)], users_environment() | {MARK: mark}
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    order, environment = [sys.executable, "-c", SERVER, str(port)], users_environment() | {MARK: mark}
+    with subprocess.Popen(order, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert "serving\n" in iter(process.stdout.readline, "")
         yield Service(f"http://127.0.0.1:{port}", mark)

@@ -202,9 +202,7 @@ async def persisted(replicas: Replicas, *, pause_behind: int) -> list[int]:
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_reader_that_takes_nothing_leaves_its_replica_and_goes_on_from_its_codes() -> None:
-    replicas = Replicas(
-        [frame(1), frame(2), frame(9)], [Overloaded("full", 1.0)], [BEAT, frame(3), frame(4, last=True)]
-    )
+    replicas = Replicas([frame(1), frame(2), frame(9)], [Overloaded("full", 1)], [BEAT, frame(3), frame(4, last=True)])
     assert await persisted(replicas, pause_behind=2) == [1, 2, 3, 4]
     assert (replicas.asked, replicas.trail) == ([0, 2, 2], [])
     assert replicas.played == 2  # the first one was left before its end

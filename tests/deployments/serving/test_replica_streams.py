@@ -87,11 +87,9 @@ async def test_a_segment_of_a_job_is_given_up_at_its_first_loss(
         yield beat
         raise lost("gone", 3)
 
-    reading = stream(
-        SynthesisRequest("r", "Hi.", background=background), dying, CUSTOM_VOICE, each_chunk=lambda chunk: None
-    )
+    heard = stream(SynthesisRequest("r", "Hi.", background=background), dying, CUSTOM_VOICE, each_chunk=lambda _: None)
     with pytest.raises(lost) as given_up:
-        [chunk async for chunk in with_failover(reading)]
+        [chunk async for chunk in with_failover(heard)]
     assert (len(asked), given_up.value.beside) == (calls, 3)  # the desk of jobs decides what is tried again
 
 

@@ -64,13 +64,9 @@ def test_a_voice_by_the_official_recipe(tiny_checkpoint: Callable[[str], Path], 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_of_another_type(dtype: torch.dtype, tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    source = tiny_checkpoint("CustomVoice")
+    source, rounded = tiny_checkpoint("CustomVoice"), tmp_path / "rounded"
     made(source, tmp_path / "stored", lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
-    rounded = made(
-        source,
-        tmp_path / "rounded",
-        lambda tensors: {name: tensor.to(dtype).float() for name, tensor in tensors.items()},
-    )
+    made(source, rounded, lambda tensors: {name: each.to(dtype).float() for name, each in tensors.items()})
     stored, wanted = build_engine(locate(str(tmp_path / "stored")), CONFIG), build_engine(rounded, CONFIG)
     voice = stored.info.voices[0]
     assert said(stored, voice) == said(wanted, voice)

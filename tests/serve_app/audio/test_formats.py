@@ -223,9 +223,7 @@ def test_tags_say_that_speech_is_synthetic_and_delay_nothing(audio_format: Audio
     )
     pcm = tone(RATE)
     first, usual = told.encode(pcm[: 2 * FRAME]), bare.encode(pcm[: 2 * FRAME])
-    whole, plain = (
-        begin + each.encode(pcm[2 * FRAME :]) + each.close() for begin, each in ((first, told), (usual, bare))
-    )
+    whole, plain = (begin + one.encode(pcm[2 * FRAME :]) + one.close() for begin, one in ((first, told), (usual, bare)))
     is_kept = audio_format is AudioFormat.MP3 and num_bytes is not None  # until its length is in its header
     tag_bytes = len(whole) - len(plain)
     assert tag_bytes > 0

@@ -176,10 +176,8 @@ async def test_what_was_sent_before_is_not_decoded_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(recordings, "decode_reference", note)
     one, other = (data_url(recording(seconds)) for seconds in (1.125, 1.375))
     asked = ((one, RATE), (one, RATE), (one, 8000), (other, RATE))
-    references = [
-        await prepare_reference(sent, "Said.", replace(BASE, sample_rate=rate), x_vector_only=False)
-        for sent, rate in asked
-    ]
+    infos = [(sent, replace(BASE, sample_rate=rate)) for sent, rate in asked]
+    references = [await prepare_reference(sent, "Said.", info, x_vector_only=False) for sent, info in infos]
     assert [len(reference.samples) for reference in references] == [27000, 27000, 9000, 33000]
     first, again, *others = (reference.key for reference in references)
     assert first == again

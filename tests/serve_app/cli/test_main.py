@@ -312,9 +312,7 @@ def test_models_share_few_gpus(
 
 
 def test_a_full_disk_behind_standard_output_is_one_line() -> None:
-    command = "import sys; from serve_app.cli.main import main; sys.argv[1:] = ['--version']; main()"
+    code = "import sys; from serve_app.cli.main import main; sys.argv[1:] = ['--version']; main()"
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "talkray: cannot write to standard output: No space left on device\n")

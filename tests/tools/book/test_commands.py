@@ -331,10 +331,8 @@ def jsonl(tmp_path: Path) -> Path:
     return file
 
 
-def speak(fake: FakeJobs, file: Path, out: Path, *arguments: str) -> list[dict[str, object]]:
-    assert (
-        run_command(dataset.dataset, "talkray dataset", [str(file), "-o", str(out), "--url", fake.url, *arguments]) == 0
-    )
+def speak(fake: FakeJobs, file: Path, out: Path, *args: str) -> list[dict[str, object]]:
+    assert run_command(dataset.dataset, "talkray dataset", [str(file), "-o", str(out), "--url", fake.url, *args]) == 0
     return [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
 
 

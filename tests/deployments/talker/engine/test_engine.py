@@ -17,16 +17,7 @@ from torch import Tensor, nn
 from deployments.config import TalkerConfig
 from deployments.embedded_voice.cpu_networks import CpuNetworks
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
-from deployments.protocol import (
-    ALL_FRAMES,
-    Codes,
-    FinishReason,
-    FrameChunk,
-    Progress,
-    Reference,
-    Sampling,
-    SynthesisRequest,
-)
+from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, Progress, Reference, Sampling, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.talker.engine import engine as engine_module
 from deployments.talker.engine import output_queue
@@ -346,9 +337,7 @@ def test_frames_sent_early_go_together(
 def test_a_frame_leaves_before_the_talker_reads_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     advance = engine.runner.networks.advance
-    monkeypatch.setattr(
-        engine.runner.networks, "advance", lambda *args, **more: (read.append(1), advance(*args, **more))
-    )
+    monkeypatch.setattr(engine.runner.networks, "advance", lambda *args, **kw: (read.append(1), advance(*args, **kw)))
     engine.add(0, MIX[0])
     assert len(engine.step().chunks) == 1
     assert not read
@@ -543,7 +532,7 @@ def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatc
     engine = build_engine(checkpoint, CONFIG)
     begin, opened = engine.audio.open, list[int]()
 
-    def full_for_one(number: int, prefix: Codes | None, **options: Any) -> None:
+    def full_for_one(number: int, prefix: object, **options: Any) -> None:
         if number == 1:
             raise Overloaded("full")
         opened.append(number)
@@ -560,17 +549,13 @@ def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatc
 
 def test_the_decoder_is_told_who_listens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """And until when the listener of a stream that goes on here has audio from elsewhere."""
-    told: dict[int, object] = {}
     monkeypatch.setattr("deployments.listener.time", Clock(9.0))
-    monkeypatch.setattr(
-        engine.audio,
-        "open",
-        lambda number, *_, **options: told.update({number: (options["background"], options["due_s"])}),
-    )
+    monkeypatch.setattr(engine.audio, "open", opened := Mock())
     goes_on = replace(ask(frames=3), resume=Progress(speak(engine, ask(frames=1)).codes, 1920, in_hand_s=5.0))
     for number, request in enumerate((ask(frames=2), ask(frames=2, background=True), goes_on), start=1):
         engine.add(number, request)
     drain(engine)
+    told = {call.args[0]: (call.kwargs["background"], call.kwargs["due_s"]) for call in opened.call_args_list}
     assert told == {0: (False, None), 1: (False, None), 2: (True, math.inf), 3: (False, 14.0)}
 
 
@@ -617,9 +602,7 @@ def test_a_text_is_refused_by_its_bytes(engine_of: Kinds, name: str, monkeypatch
     kind, request = TOO_LONG[name]
     engine, seen = engine_of(kind), list[int]()
     places = engine.prompts.tokenizer.encode_places
-    monkeypatch.setattr(
-        engine.prompts.tokenizer, "encode_places", lambda text: (seen.append(len(text)), places(text))[1]
-    )
+    monkeypatch.setattr(engine.prompts.tokenizer, "encode_places", lambda text: seen.append(len(text)) or places(text))
     with pytest.raises(InvalidRequest) as caught:
         engine.add(0, request)
     assert (caught.value.code, engine.input_processor.long_texts(request)) == ("context_length_exceeded", [])

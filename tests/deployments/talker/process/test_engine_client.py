@@ -222,10 +222,8 @@ async def test_reading_ends_with_a_stream(client: EngineClient, monkeypatch: pyt
             closed.set()
 
     monkeypatch.setattr(mailbox, "read", read)
-    async with (
-        asyncio.timeout(20),
-        aclosing(client.stream_frames(replace(ask(""), mailbox=Mailbox("", 1, "")))) as chunks,
-    ):
+    live = replace(ask(""), mailbox=Mailbox("", 1, ""))
+    async with asyncio.timeout(20), aclosing(client.stream_frames(live)) as chunks:
         await anext(chunks)
         if breaks:
             go_on.set()

@@ -13,13 +13,7 @@ from transformers.generation.logits_process import (
 
 from deployments.protocol import DRAWING_OPTIONS, Sampling
 from deployments.talker.sampling import torch_sampler
-from deployments.talker.sampling.torch_sampler import (
-    NoiseKey,
-    apply_repetition_penalty,
-    philox4x32,
-    philox_noise,
-    sample,
-)
+from deployments.talker.sampling.torch_sampler import NoiseKey, apply_repetition_penalty, philox4x32, sample
 from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions, DrawingOptions
 
 CPU = torch.device("cpu")
@@ -88,7 +82,7 @@ def test_philox_gives_the_published_answers(counter: str, key: str, words: str) 
 def test_noise_counts_code_codebook_and_frame_under_the_seed() -> None:
     seed = 0xA4093822_299F31D0 - 2**64  # the bits as the signed number that tensors hold
     codes, frames = torch.tensor([[5, 1023]]), torch.tensor([77])
-    noise = philox_noise(NoiseKey(torch.tensor([seed]), frames, 3), codes)
+    noise = torch_sampler.philox_noise(NoiseKey(torch.tensor([seed]), frames, 3), codes)
     counter = (codes, torch.full_like(codes, 3), torch.full_like(codes, 77), torch.zeros_like(codes))
     word = philox4x32(counter, (torch.tensor([[0x299F31D0]]), torch.tensor([[0xA4093822]])))[0]
     assert torch.equal(noise, -((word.double() + 0.5) / 2**32).log().float())
