@@ -83,10 +83,8 @@ def status(connection: HTTPConnection) -> int:
 
 def test_what_a_replica_has_not_answered_another_one_answers(service: Service) -> None:
     with ExitStack() as opened:
-        connections = [
-            opened.enter_context(closing(HTTPConnection(service.proxy.removeprefix("http://"), timeout=60)))
-            for _ in range(8)
-        ]
+        front = service.proxy.removeprefix("http://")
+        connections = [opened.enter_context(closing(HTTPConnection(front, timeout=60))) for _ in range(8)]
         for connection in connections:
             ask(connection, in_parts=False)
         assert [status(connection) for connection in connections] == 8 * [200]

@@ -130,10 +130,8 @@ def talkers(config: AppConfig) -> dict[str, bool]:
 
 
 def test_an_ingress_replica_outlasts_its_streams() -> None:
-    drains = {
-        item.name: item._deployment_config.graceful_shutdown_timeout_s
-        for item in built(AppConfig(model="embedded")).deployments
-    }
+    deployments = built(AppConfig(model="embedded")).deployments
+    drains = {item.name: item._deployment_config.graceful_shutdown_timeout_s for item in deployments}
     assert drains["Ingress"] == LONGEST_STREAM_S
     assert drains["Codec"] == drains["Talker"] < LONGEST_STREAM_S
     drain_s = float(CLUSTER["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])

@@ -6,16 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deployments import protocol
 from deployments.errors import CodecLost, ReplicaLost, TalkerLost
-from deployments.protocol import (
-    ClonePrompt,
-    FinishReason,
-    FrameChunk,
-    PcmChunk,
-    Progress,
-    Reading,
-    SynthesisRequest,
-)
+from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, PcmChunk, Reading, SynthesisRequest
 from deployments.serving.failover import ReceivedProgress, with_failover
 from deployments.serving.replica_streams import CodecAudio, OutgoingAudio, PendingFrames, TalkerAudio
 from deployments.speech_detection import LeadingSilence
@@ -97,7 +90,7 @@ def test_another_replica_goes_on_after_all_that_was_received() -> None:
     received = ReceivedProgress()
     received.add(FrameChunk(NO_CODES, 0), 0)
     assert received.progress is None
-    received = ReceivedProgress(Progress(codes(1), SAMPLES))
+    received = ReceivedProgress(protocol.Progress(codes(1), SAMPLES))
     received.add(FrameChunk(codes(2, 3), 0), 2 * SAMPLES)
     progress = received.progress
     assert progress is not None

@@ -27,19 +27,17 @@ def said(engine: Engine, voice: str) -> list[list[int]]:
     return codes
 
 
-def made(
-    source: Path, directory: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **config: Any
-) -> Path:
+def made(source: Path, folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **config: Any) -> Path:
     """A copy of checkpoint `source` with other tensors, and with other keys in its config.json."""
     for file in (path for path in source.rglob("*") if path.is_file()):
-        copy = directory / file.relative_to(source)
+        copy = folder / file.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
-    save_file(change(load_file(source / WEIGHTS)), directory / WEIGHTS)
+    save_file(change(load_file(source / WEIGHTS)), folder / WEIGHTS)
     values = json.loads((source / "config.json").read_text(encoding="utf-8"))
     talker = values["talker_config"] | config.pop("talker_config", {})
-    (directory / "config.json").write_text(json.dumps(values | config | {"talker_config": talker}), encoding="utf-8")
-    return directory
+    (folder / "config.json").write_text(json.dumps(values | config | {"talker_config": talker}), encoding="utf-8")
+    return folder
 
 
 def test_a_voice_by_the_official_recipe(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

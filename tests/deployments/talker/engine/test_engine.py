@@ -318,9 +318,9 @@ def test_coming_and_leaving_disturbs_none(engine: Engine, alone: list[Spoken], m
         assert same(Spoken.join(chunks), alone[number])
 
 
-@pytest.mark.parametrize(("on_gpu", "together"), [(False, 1), (True, 8)])
-def test_frames_sent_early_go_together(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool, together: int
+@pytest.mark.parametrize(("on_gpu", "size"), [(False, 1), (True, 8)])
+def test_early_frames_go_together(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool, size: int
 ) -> None:
     engine, request = build_engine(checkpoint, CONFIG), ask("Hello there.", seed=1, frames=30, ignore_eos=True)
     monkeypatch.setattr("deployments.talker.engine.engine.time.monotonic", lambda: 9.0)
@@ -330,7 +330,7 @@ def test_frames_sent_early_go_together(
         patch.setattr(engine.runner, "on_gpu", on_gpu)
         engine.output_queue.max_held = Engine(*parts).output_queue.max_held
     chunks = chunks_of(engine, request)
-    assert [len(chunk.codes) for chunk in chunks][:8] == [1, 1, 1, 1, 1, 1, together, together]  # 6 last for 0.48 s
+    assert [len(chunk.codes) for chunk in chunks][:8] == [1, 1, 1, 1, 1, 1, size, size]  # 6 last for 0.48 s
     assert same(Spoken.join(chunks), expected)
 
 
@@ -420,14 +420,12 @@ def test_the_number_of_blocks_follows_the_memory_set_aside(checkpoint: Path) -> 
     assert unlimited.scheduler.blocks.num_blocks == CONFIG.max_num_seqs * (CONFIG.max_model_len // 16) + 1
 
 
-def trip(
-    monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, numbers: set[int], error: Exception | None = None
-) -> None:
+def trip(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, which: set[int], error: Exception | None = None) -> None:
     """Prefills with one of these sequences among them raise."""
     prefill = runner.prefill
 
     def tripping(sequences: list[Sequence]) -> None:
-        if any(sequence.id in numbers for sequence in sequences):
+        if any(sequence.id in which for sequence in sequences):
             raise error or ValueError("tripped")
         prefill(sequences)
 

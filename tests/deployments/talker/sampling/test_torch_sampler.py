@@ -3,13 +3,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.generation import logits_process
 
 from deployments.protocol import DRAWING_OPTIONS, Sampling
 from deployments.talker.sampling import torch_sampler
@@ -44,11 +38,11 @@ def random_logits(rows: int, vocab: int = 100) -> Tensor:
 
 
 def hugging_face(logits: Tensor, options: DrawingOptions) -> Tensor:
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(options.temperature)])
+    warpers = logits_process.LogitsProcessorList([logits_process.TemperatureLogitsWarper(options.temperature)])
     if options.top_k:
-        warpers.append(TopKLogitsWarper(options.top_k))
+        warpers.append(logits_process.TopKLogitsWarper(options.top_k))
     if options.top_p < 1:
-        warpers.append(TopPLogitsWarper(options.top_p))
+        warpers.append(logits_process.TopPLogitsWarper(options.top_p))
     warped: Tensor = warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits)
     return warped
 
@@ -177,7 +171,7 @@ def test_logits_that_are_no_numbers_give_a_code(options: DrawingOptions) -> None
 def test_repetition_penalty_equals_hugging_faces(penalty: float) -> None:
     logits, history = random_logits(6, 30), torch.randint(30, (6, 10), generator=torch.Generator().manual_seed(3))
     seen = torch.zeros(6, 30, dtype=torch.bool).scatter(1, history, value=True)
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(history, logits)
+    expected = logits_process.RepetitionPenaltyLogitsProcessor(penalty)(history, logits)
     assert torch.equal(apply_repetition_penalty(logits, seen, torch.full((6, 1), penalty)), expected)
 
 

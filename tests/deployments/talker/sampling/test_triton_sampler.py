@@ -29,10 +29,8 @@ def draw_of(codebook: int, device: torch.device) -> NoiseKey:
 @pytest.mark.parametrize("logits_type", [torch.float32, torch.bfloat16])
 def test_codes_and_what_becomes_of_them(logits_type: torch.dtype, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(1)
-    tables = [
-        triton_sampler.Embeddings(*(torch.randn(VOCAB, size, generator=generator).to(device) for size in (WIDTH, WIDE)))
-        for _ in range(GROUPS)
-    ]
+    both = [[torch.randn(VOCAB, size, generator=generator).to(device) for size in (WIDTH, WIDE)] for _ in range(GROUPS)]
+    tables = [triton_sampler.Embeddings(*each) for each in both]
     options = BatchOptions.of(OPTIONS, device=device)
     outputs = triton_sampler.FrameOutputs(
         torch.zeros(ROWS, GROUPS, dtype=torch.long, device=device),
