@@ -105,7 +105,7 @@ def is_loopback(host: str | None) -> bool:
 class AdmissionSettings(Strict):
     """Limits of one ingress replica. Further requests get a 429 with `Retry-After`."""
 
-    max_streams: Positive = 256  # maximum number of requests in progress or waiting, half of those that it can hold
+    max_streams: Positive = 256  # maximum number of requests in progress or waiting for first audio
     # Maximum wait for a free replica, beyond the usual time to first audio. While the oldest request waits longer, new
     # requests are refused.
     max_line_s: PositiveSeconds = 0.25

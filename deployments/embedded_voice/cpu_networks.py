@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deployments.c_library import COUNT, POINTER, built_library
+from deployments.huge_pages import copy_to_huge_pages
 from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
 from deployments.talker.model.model_config import TransformerConfig
@@ -88,7 +89,7 @@ class RowProduct:
         self.outputs, inputs = joined.shape
         halves = torch.equal(joined.half().float(), joined)
         padded = nn.functional.pad(joined.half() if halves else joined, (0, 0, 0, -self.outputs % _TILE))
-        self._packed = padded.view(-1, _TILE, inputs).transpose(1, 2).contiguous()
+        self._packed = copy_to_huge_pages(padded.view(-1, _TILE, inputs).transpose(1, 2))
         self.as_struct = _Product(self._packed.data_ptr(), inputs, self.outputs, halves)
 
     def __call__(self, x: Tensor) -> Tensor:

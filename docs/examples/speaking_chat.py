@@ -22,7 +22,7 @@ TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000").replace("http",
 VOICE = os.environ.get("VOICE", "nora")
 LLM_URL = os.environ.get("LLM_URL", "http://127.0.0.1:11434/v1")
 LLM_MODEL = os.environ.get("LLM_MODEL", "qwen3")
-# All of Talkray's WebSockets accept streamed text. This example uses Deepgram Flux, which supports turns.
+# Other dialects' WebSockets accept streamed text too. Deepgram Flux also supports turns.
 SPEECH = f"{TALKRAY}/v2/speak?model=flux-{VOICE}-en&encoding=linear16&sample_rate=24000"
 
 

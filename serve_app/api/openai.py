@@ -10,15 +10,14 @@ from starlette.responses import Response
 
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.catalogue import Voice, all_voices, matches_model, not_loaded, page_of_voices, unpinned
+from serve_app.api.openai_docs import SAMPLE, SPEECH_DOCS
 from serve_app.api.parsing.client_input import switch
-from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve.make_request import strict_request
-from serve_app.api.resolve.speech_request import CONTENT_TYPES, EVENT_STREAM
 from serve_app.api.responses.listing import Paging, json_in_thread
 from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import CLONE_ALIAS
-from serve_app.extension import Charge, Dialect, JsonRoute, Route, Sample
+from serve_app.extension import Charge, Dialect, JsonRoute, Route
 from serve_app.speech.model_state import ModelState
 
 Json = dict[str, object]
@@ -45,53 +44,6 @@ def _accept(request: Request) -> str:
     return ", ".join(request.headers.getlist("accept"))
 
 
-# The page at `/docs` sends this example unchanged. A body with all fields would be rejected.
-_EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
-_ERROR = {"message": "the problem", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
-SPEECH_DOCS = {
-    "operationId": "speech_v1_audio_speech_post",  # sets method names in generated clients
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": SpeechBody.model_json_schema(), "example": _EXAMPLE}},
-    },
-    "responses": {
-        "200": {
-            "description": "Audio in the requested format, or events with encoded audio.",
-            "content": {
-                **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in CONTENT_TYPES.values()},
-                EVENT_STREAM: {"schema": {"type": "string"}},
-            },
-        },
-        "default": {
-            "description": "OpenAI's error object. Retry a 429 or 503 after the time in Retry-After.",
-            "content": {"application/json": {"example": {"error": _ERROR}}},
-        },
-    },
-}
-_SAMPLE = Sample(
-    "/v1/audio/speech",
-    body={"model": "tts-1", "input": "$text", "voice": "$voice", "response_format": "pcm"},
-    clients=(
-        'openai (Python):  OpenAI(base_url="$url/v1", api_key=KEY)',
-        'openai (JS):      new OpenAI({ baseURL: "$url/v1", apiKey: KEY })',
-        'Vercel AI SDK:    createOpenAI({ baseURL: "$url/v1", apiKey: KEY }).speech("tts-1")',
-        'LiveKit:          openai.TTS(base_url="$url/v1", api_key=KEY, voice="$voice")',
-        'Pipecat:          OpenAITTSService(base_url="$url/v1", api_key=KEY)',
-        'openai (Azure):   AzureOpenAI(azure_endpoint="$url", api_version="2025-04-01-preview", api_key=KEY)',
-        'Mistral (JS):     new Mistral({ serverURL: "$url", apiKey: KEY }).audio.speech',
-        (
-            "Open WebUI:       AUDIO_TTS_ENGINE=openai AUDIO_TTS_OPENAI_API_BASE_URL=$url/v1 "
-            "AUDIO_TTS_OPENAI_API_KEY=KEY AUDIO_TTS_MODEL=tts-1 AUDIO_TTS_VOICE=$voice"
-        ),
-        "SillyTavern:      TTS, OpenAI Compatible: Provider Endpoint $url/v1/audio/speech, voice $voice",
-        (
-            "LibreChat:        librechat.yaml, speech: { tts: { openai: { url: '$url/v1/audio/speech', "
-            "apiKey: 'KEY', model: 'tts-1', voices: ['$voice'] } } }"
-        ),
-        "Home Assistant:   OpenAI TTS (HACS): URL $url/v1/audio/speech, model tts-1, voice $voice",
-        "Home Assistant:   talkray wyoming $url, then Wyoming Protocol with its host and port 10200",
-    ),
-)
 SPEECH_DIALECT = Dialect(
     "OpenAI",
     routes=(
@@ -100,7 +52,7 @@ SPEECH_DIALECT = Dialect(
         Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
     ),
     heading="Speech",
-    sample=_SAMPLE,
+    sample=SAMPLE,
 )
 
 

@@ -170,7 +170,7 @@ def say(
     ] = None,
     play: Annotated[bool, typer.Option("--play", help="Play the speech instead of writing a file.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the spoken text, without synthesis.")] = False,
-    url: Annotated[str | None, typer.Option(help="Server URL. Default: the local server, or a new one.")] = None,
+    url: Annotated[str | None, typer.Option(help="Server URL. Default: your newest server, or a new one.")] = None,
     voice: Annotated[str | None, typer.Option(help="Voice, from /v1/audio/voices.")] = None,
     speed: Annotated[float, typer.Option(help="Speaking rate.", min=0.25, max=4)] = 1.0,
     instructions: Annotated[str | None, typer.Option(help="Style instructions, if the model supports them.")] = None,
@@ -206,7 +206,7 @@ def say(
 
 @cli.command("check-client", rich_help_panel=RUN)
 def check_client(
-    url: Annotated[str | None, typer.Argument(help="Server URL. Default: the local server.")] = None,
+    url: Annotated[str | None, typer.Argument(help="Server URL. Default: your newest server.")] = None,
 ) -> None:
     """Test a server with requests in other services' formats, and print the configuration for each client.
 
@@ -228,7 +228,7 @@ def check_client(
 
 @cli.command(rich_help_panel=RUN)
 def wyoming(
-    url: Annotated[str | None, typer.Argument(help="Server URL. Default: the local server.")] = None,
+    url: Annotated[str | None, typer.Argument(help="Server URL. Default: your newest server.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 10200,
 ) -> None:
@@ -251,7 +251,7 @@ def wyoming(
 def doctor(
     config: Config = None,
     model: Model = None,
-    port: Annotated[int | None, typer.Option(help="Port. Default: port of the local server, or 8000.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port. Default: port of your newest server, or 8000.")] = None,
 ) -> None:
     """Check Python, Ray, torch, GPU, attention, weights and ports."""
     all_ok = True

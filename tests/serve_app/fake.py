@@ -31,8 +31,8 @@ Step = PcmChunk | Exception | asyncio.Event  # yielded, raised, awaited
 
 
 class FakeSynthesizer:
-    """Follows `script` for each request, after `scripts` for the first ones. What ends has read its text, but for the
-    requests of these numbers: `hasty`.
+    """Yields `script` for each request, after `scripts` for the first ones. A stream that ends has taken all of its
+    live text, except in the requests whose numbers are in `hasty`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a server of a single model is made of."""
+"""Builds the API of a server with one model, for tests."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,52 +4,39 @@ Kernels are called through ctypes, which releases the GIL during calls.
 """
 
 import ctypes
-import mmap
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from deployments.c_library import COUNT, POINTER, built_library
 from deployments.codec.fold import ConvNeXt, Snake
+from deployments.huge_pages import copy_to_huge_pages
 
 _Function = Callable[..., int]
 New = Callable[[str, Sequence[int], torch.dtype], Tensor]  # allocates memory for a named result of a shape and a dtype
 _TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 SIDE = 32  # number of inputs and outputs in one block of a matrix product
 _HALF = SIDE // 2  # number of rows in a block
-_LINE = 64  # bytes in a cache line
 _MOST = 256  # maximum number of keys per query, and of values per key
-_INTERFACE = 5  # version of the functions and their arguments; must match the one in c_kernels.c
+_INTERFACE = 6  # version of the functions and their arguments; must match the one in c_kernels.c
 _GATHERS = [f"gather_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
 _PARAMETERS = {
     **{name: [*[POINTER] * 6, *[COUNT] * 3] for name in _GATHERS},
-    "add_bfloat16": [*[POINTER] * 2, COUNT],
     "convolve_to_one": [*[POINTER] * 4, *[COUNT] * 3],
-    "convolve": [*[COUNT] * 2, *[POINTER] * 5, *[COUNT] * 6],
-    "multiply": [COUNT, *[POINTER] * 4, *[COUNT] * 3],
+    "convolve": [*[COUNT] * 3, *[POINTER] * 5, *[COUNT] * 6],
+    "multiply": [*[COUNT] * 2, *[POINTER] * 5, *[COUNT] * 6],
+    "filter": [*[POINTER] * 6, *[COUNT] * 5],
     "unfold": [*[POINTER] * 2, *[COUNT] * 5],
     "embed": [*[POINTER] * 4, *[COUNT] * 3],
     "norm": [*[POINTER] * 2, COUNT, POINTER, *[COUNT] * 2],
-    "attend": [*[POINTER] * 6, *[COUNT] * 5, POINTER],
-    "depthwise_norm": [*[POINTER] * 7, *[COUNT] * 3],
+    "attend": [*[POINTER] * 6, *[COUNT] * 6, POINTER],
+    "depthwise_norm": [*[POINTER] * 6, COUNT, POINTER, *[COUNT] * 3],
     "replay": [POINTER, COUNT],
 }
 _WORDS = 16  # size of one replay step: the function and its arguments
-
-
-class Epilogue(IntEnum):
-    """How a convolution stores its sums, numbered as in c_kernels.c."""
-
-    WIDE = 0  # float32
-    ADDED = 1  # added to float32
-    ROUNDED = 2  # bfloat16, like all the kinds below
-    SNAKED = 3
-    GELU = 4
-    GATED = 5
+_PLAIN, _ADDED, _SNAKED, _GELU, _GATED = range(5)  # what happens to a convolution's sums, numbered as in c_kernels.c
 
 
 def _built() -> dict[str, _Function]:
@@ -63,6 +50,7 @@ BUILT = bool(_functions)
 # Hardware unit of this CPU for bfloat16 products: 0 none, 1 AVX-512 dot products, 2 AMX. Queried once, because the
 # query asks the kernel for permission to use AMX.
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
+MULTIPLIES_FLOATS = BUILT and bool(_functions["multiplies_floats"]())
 
 
 # Calls captured in this thread; None while calls are not being captured
@@ -109,46 +97,10 @@ def _empty(_: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(*shape, dtype=dtype)
 
 
-def fits(weight: Tensor) -> bool:
-    """Return whether this CPU has bfloat16 units and the kernels support a weight of shape [taps, in, out]."""
-    return weight.is_cpu and MATRIX_UNITS > 0 and not any(size % SIDE for size in weight.shape[1:])
-
-
-def multiplies_floats(weight: Tensor) -> bool:
-    """Return whether ExactConvolution is at least as fast as oneDNN for a weight of shape [taps, in, out]."""
-    return weight.is_cpu and bool(_functions) and bool(_functions["multiplies_floats"]()) and not weight.shape[2] % SIDE
-
-
-class _HugePages:
-    """Memory for weights in 2 MB pages, if the operating system supports them.
-
-    A core reads weights 25 % faster from large pages, because prefetching stops at page boundaries, and each page
-    needs its own address translation.
-    """
-
-    _CHUNK, _PAGE = 32 << 20, 2 << 20
-
-    def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.uint8)
-
-    def copy(self, tensor: Tensor) -> Tensor:
-        """Return a contiguous copy of a tensor. The copy's memory is never freed."""
-        size = -(-tensor.nbytes // _LINE) * _LINE
-        if size > len(self._free):
-            self._free = self._mapped(max(size, self._CHUNK))
-        place, self._free = self._free[: tensor.nbytes], self._free[size:]
-        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-
-    def _mapped(self, size: int) -> Tensor:
-        memory = mmap.mmap(-1, size + self._PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # the operating system does not support huge pages
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        chunk = torch.frombuffer(memory, dtype=torch.uint8)
-        return chunk[-chunk.data_ptr() % self._PAGE :][:size]
-
-
-_pages = _HugePages()
+def fits(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether the kernels support a weight [taps, in, out] in `dtype`, and are faster than oneDNN."""
+    has_units = {torch.bfloat16: MATRIX_UNITS > 0, torch.float32: MULTIPLIES_FLOATS}.get(dtype, False)
+    return has_units and weight.is_cpu and not any(size % SIDE for size in weight.shape[1:])
 
 
 class Convolution:
@@ -161,16 +113,16 @@ class Convolution:
 
         `gated` multiplies silu of the first half of the outputs by the second half.
         """
-        taps, inputs, outputs = self._shape = weight.shape
+        outputs = weight.shape[2]
         bias = weight.new_zeros(outputs) if bias is None else bias
         if gated:
             order = torch.arange(outputs).view(2, -1, _HALF).transpose(0, 1).flatten()
             weight, bias = weight[:, :, order], bias[order]
-        tiles = weight.reshape(taps, inputs // SIDE, _HALF, 2, outputs // SIDE, 2, _HALF)
-        self._weight = _pages.copy(tiles.permute(4, 0, 1, 5, 2, 6, 3).bfloat16())
-        self._bias = bias.float().contiguous()
+        self._shape = weight.shape
         self._dilation = dilation
         self._gated = gated
+        self._bias = bias.float().contiguous()
+        self._weight = copy_to_huge_pages(self._packed(weight))
 
     def __call__(
         self,
@@ -182,61 +134,81 @@ class Convolution:
         wide: bool = False,
         new: New = _empty,
     ) -> Tensor:
-        """Convolve `rows` [B, context + time, in] contiguous bfloat16 to [B, time, out] bfloat16, or float32 if `wide`.
+        """Convolve `rows` [B, context + time, in] contiguous to [B, time, out], both in `dtype`.
 
-        The results pass through a `snake` without a frequency, or through `gelu`, or are added to `total` [B, time,
-        out] float32.
+        The results are float32 if `wide`. They pass through a `snake` without a frequency, or through `gelu`, or are
+        added to `total` [B, time, out] float32.
         """
         assert snake is None or snake.frequency is None
-        assert rows.dtype == torch.bfloat16, rows.dtype
-        taps, inputs, outputs = self._shape
-        dilation, streams = self._dilation, len(rows)
-        time = rows.shape[1] - (taps - 1) * dilation
-        width = outputs // 2 if self._gated else outputs
-        if total is not None:
-            out, kind = total, Epilogue.ADDED
-        elif wide:
-            out = new("out", (streams, time, width), torch.float32)
-            kind = Epilogue.WIDE
-        else:
-            out = new("out", (streams, time, width), torch.bfloat16)
-            kind = Epilogue.GATED if self._gated else Epilogue.ROUNDED
-            kind = Epilogue.GELU if gelu else kind if snake is None else Epilogue.SNAKED
+        assert rows.dtype == self.dtype, rows.dtype
+        assert rows.is_contiguous(), rows.stride()
+        (taps, _, outputs), (streams, length, _) = self._shape, rows.shape
+        kind = _GATED if self._gated else _GELU if gelu else _PLAIN
+        kind = _SNAKED if snake is not None else kind if total is None else _ADDED
+        if total is None:
+            shape = (streams, length - (taps - 1) * self._dilation, outputs // 2 if self._gated else outputs)
+            total = new("out", shape, torch.float32 if wide else self.dtype)
+        assert total.is_contiguous(), total.stride()
+        self._run(rows, kind, None if snake is None else snake.amplitude.data_ptr(), total, new)
+        return total
+
+    def _packed(self, weight: Tensor) -> Tensor:
+        taps, inputs, outputs = weight.shape
+        tiles = weight.reshape(taps, inputs // SIDE, _HALF, 2, outputs // SIDE, 2, _HALF)
+        return tiles.permute(4, 0, 1, 5, 2, 6, 3).bfloat16()
+
+    def _run(self, rows: Tensor, kind: int, amplitude: int | None, out: Tensor, new: New) -> None:
+        (taps, inputs, outputs), (streams, time, _), dilation = self._shape, out.shape, self._dilation
         if taps > 1 and time < _HALF:
             rows = unfolded(rows, taps, dilation, new)
-            inputs *= taps
-            taps = dilation = 1
+            taps, dilation, inputs = 1, 1, taps * inputs
         if taps == 1:
             streams, time = 1, streams * time
-        assert rows.is_contiguous(), rows.stride()
-        assert out.is_contiguous(), out.stride()
-        amplitude = None if snake is None else snake.amplitude.data_ptr()
         pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), amplitude, out.data_ptr())
-        _invoke("convolve", MATRIX_UNITS, kind.value, *pointers, streams, time, taps, dilation, inputs, outputs)
-        return out
+        halves = out.dtype == torch.bfloat16
+        _invoke("convolve", MATRIX_UNITS, kind, halves, *pointers, streams, time, taps, dilation, inputs, outputs)
 
 
-class ExactConvolution:
-    """Float32 convolution of a few rows, for CPUs with bfloat16 units and for those without AVX-512."""
+class ExactConvolution(Convolution):
+    """Convolution in float32, for CPUs with bfloat16 units and for those without AVX-512."""
 
     dtype = torch.float32
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int = 1) -> None:
-        self._taps, inputs, outputs = weight.shape
-        self._dilation = dilation
-        self._weight = _pages.copy(weight.reshape(self._taps * inputs, -1, SIDE).transpose(0, 1).float())
-        self._bias = weight.new_zeros(outputs) if bias is None else bias.float().contiguous()
+    def _packed(self, weight: Tensor) -> Tensor:
+        width = SIDE if MATRIX_UNITS else _HALF
+        return weight.reshape(-1, weight.shape[2] // width, width).transpose(0, 1).float()
 
-    def __call__(self, rows: Tensor, *, new: New = _empty) -> Tensor:
-        """Convolve `rows` [B, context + time, in] contiguous float32 to [B, time, out] float32."""
-        assert rows.dtype == torch.float32, rows.dtype
-        rows = unfolded(rows, self._taps, self._dilation, new) if self._taps > 1 else rows
-        assert rows.is_contiguous(), rows.stride()
-        panels, inputs, _ = self._weight.shape
-        out = new("out", (*rows.shape[:2], panels * SIDE), torch.float32)
-        pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), out.data_ptr())
-        _invoke("multiply", MATRIX_UNITS, *pointers, len(rows) * rows.shape[1], inputs, panels * SIDE)
-        return out
+    def _run(self, rows: Tensor, kind: int, amplitude: int | None, out: Tensor, new: New) -> None:
+        (taps, inputs, outputs), (streams, time, _) = self._shape, out.shape
+        if taps > 1 and (self._dilation > 1 or time < _HALF):
+            rows = unfolded(rows, taps, self._dilation, new)
+            taps, inputs = 1, taps * inputs
+        if taps == 1:
+            streams, time = 1, streams * time
+        pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), amplitude, out.data_ptr())
+        _invoke("multiply", MATRIX_UNITS, kind, *pointers, streams, rows.shape[1], inputs, time, taps * inputs, outputs)
+
+
+class FilteredConvolution(ExactConvolution):
+    """Convolution of seven taps in float32 with 29 % of the products, for CPUs without AVX-512."""
+
+    _POINTS = (0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 1.5, -1.5, 0.75, -0.75)  # and infinity
+    _TILES = 48  # as in c_kernels.c
+
+    def _packed(self, weight: Tensor) -> Tensor:
+        points = torch.tensor(self._POINTS, dtype=torch.float64)[:, None]
+        scales = (points - points.T).fill_diagonal_(1.0).prod(dim=1, keepdim=True)
+        powers = torch.cat((points ** torch.arange(len(weight)) / scales, torch.zeros(1, len(weight))))
+        powers[-1, -1] = 1.0  # at infinity
+        values: Tensor = torch.tensordot(powers, weight.double(), dims=1)
+        return values.view(*values.shape[:2], -1, _HALF).permute(2, 0, 1, 3).float()
+
+    def _run(self, rows: Tensor, kind: int, amplitude: int | None, out: Tensor, new: New) -> None:
+        assert kind in {_PLAIN, _SNAKED}
+        (_, inputs, outputs), (streams, time, _) = self._shape, out.shape
+        scratch = new("values", (len(self._POINTS) + 1, self._TILES, inputs), torch.float32)
+        pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), amplitude, out.data_ptr())
+        _invoke("filter", *pointers, scratch.data_ptr(), streams, time, self._dilation, inputs, outputs)
 
 
 def unfolded(rows: Tensor, taps: int, dilation: int, new: New) -> Tensor:
@@ -275,7 +247,7 @@ def attends(size: int, window: int) -> bool:
 def attend(
     qkv: Tensor, rotary: Sequence[Tensor], histories: tuple[Tensor, Tensor], num_past: Tensor, out: Tensor
 ) -> None:
-    """Compute attention for one stream into `out` [frames, heads * size] bfloat16.
+    """Compute attention for one stream into `out` [frames, heads * size], which is bfloat16 or float32.
 
     Overwrites `qkv` [frames, (heads + 2 * kv_heads) * size] float32. `rotary` holds cosines and sines [frames, size].
     The last `num_past` [1] int64 rows of the history [2, kv_heads, window - 1, size] float32 contain frames. The next
@@ -284,20 +256,21 @@ def attend(
     _, kv_heads, past, size = histories[0].shape
     tensors = (qkv, *rotary, *histories, out)
     assert all(tensor.is_contiguous() for tensor in tensors)
-    pointers = [tensor.data_ptr() for tensor in tensors]
-    _invoke("attend", *pointers, len(qkv), out.shape[1] // size, kv_heads, past + 1, size, num_past.data_ptr())
+    pointers, halves = [tensor.data_ptr() for tensor in tensors], out.dtype == torch.bfloat16
+    _invoke("attend", *pointers, halves, len(qkv), out.shape[1] // size, kv_heads, past + 1, size, num_past.data_ptr())
 
 
 def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, eps: Tensor, out: Tensor) -> None:
-    """Convolve each channel of one stream's rows [time, channels] and normalize them into `out` bfloat16.
+    """Convolve each channel of one stream's rows [time, channels] and normalize them into `out` bfloat16 or float32.
 
     x and the memory [taps - 1, channels] are float32, with at most 4096 channels. The next memory is written to a
     separate tensor.
     """
     past, following = memories
-    tensors = (past, x, block.taps, block.bias, following, out, eps)
+    tensors = (past, x, block.taps, block.bias, following, out)
     assert all(tensor.is_contiguous() for tensor in tensors)
-    _invoke("depthwise_norm", *[tensor.data_ptr() for tensor in tensors], len(x), *block.taps.shape)
+    pointers, halves = [tensor.data_ptr() for tensor in tensors], out.dtype == torch.bfloat16
+    _invoke("depthwise_norm", *pointers, halves, eps.data_ptr(), len(x), *block.taps.shape)
 
 
 def gather(
@@ -339,12 +312,3 @@ def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _emp
         pointers = (stream.data_ptr(), taps.data_ptr(), bias.data_ptr(), samples.data_ptr())
         _invoke("convolve_to_one", *pointers, len(samples), count, channels)
     return out
-
-
-def add(total: Tensor, x: Tensor) -> Tensor:
-    """Add x in place to the float32 tensor `total` of the same shape. Returns `total`."""
-    fits = x.dtype == torch.bfloat16 and total.dtype == torch.float32 and total.is_contiguous() and x.is_contiguous()
-    if "add_bfloat16" not in _functions or not x.is_cpu or not fits:
-        return total.add_(x)
-    _invoke("add_bfloat16", total.data_ptr(), x.data_ptr(), x.numel())
-    return total

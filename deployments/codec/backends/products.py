@@ -1,7 +1,7 @@
 """Matrix products and convolutions of the decoder's layers in torch, with weights packed once.
 
-On a CPU with bfloat16 units, c_kernels.py computes the products instead. On a CPU with AVX2 only, it computes those of
-few rows or one tap in float32. This module also holds the scratch memory for calls, which each thread reuses on a CPU.
+On a CPU with bfloat16 units or with AVX2 only, c_kernels.py computes the products instead. This module also holds the
+scratch memory for calls, which each thread reuses on a CPU.
 """
 
 import threading
@@ -15,7 +15,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from deployments.codec.backends import c_kernels
-from deployments.codec.backends.c_kernels import Convolution, ExactConvolution, New, convolve_to_one, fits
+from deployments.codec.backends.c_kernels import (
+    Convolution,
+    ExactConvolution,
+    FilteredConvolution,
+    New,
+    convolve_to_one,
+    fits,
+)
 from deployments.codec.fold import Conv, FoldedWeights, Linear, Snake
 
 _TYPICAL_ROWS = 128
@@ -57,11 +64,8 @@ class TorchProduct:
         self._bias = None if bias is None else bias.to(dtype)
         self._packs = weight.is_cpu and onednn_packs(dtype)
         weight = weight.to(dtype)
-        uses_c_kernel = dtype == torch.float32 and c_kernels.multiplies_floats(weight)
-        self._c_convolution = ExactConvolution(weight, bias, dilation) if uses_c_kernel else None
-        has_few_rows = (channels >= MANY_CHANNELS and not may_be_long) or (uses_c_kernel and self._taps == 1)
-        if not uses_c_kernel:
-            self._matrix = self._packed_matrix(weight)
+        has_few_rows = channels >= MANY_CHANNELS and not may_be_long
+        self._matrix = self._packed_matrix(weight)
         self._enough = inf if has_few_rows else _ENOUGH_ROWS  # minimum number of output rows for using a convolution
         if not has_few_rows:
             self._kernel = self._packed_kernel(weight)
@@ -87,8 +91,6 @@ class TorchProduct:
         return packed
 
     def _multiply(self, rows: Tensor) -> Tensor:
-        if self._c_convolution is not None:
-            return self._c_convolution(rows)
         rows = self._unfolded(rows) if self._taps > 1 else rows
         if not self._packs:
             return F.linear(rows, self._matrix, self._bias)
@@ -197,24 +199,26 @@ def _apply(snake: Snake | None, x: Tensor, out: Tensor) -> None:
     out.copy_(torch.addcmul(exact, wave.square_(), snake.amplitude, out=wave))
 
 
-AnyProduct = Convolution | ExactConvolution | TorchProduct | ProductToOneChannel
+AnyProduct = Convolution | TorchProduct | ProductToOneChannel
 
 
 def packed(folded: FoldedWeights, dtype: torch.dtype) -> Iterator[tuple[Conv | Linear, AnyProduct]]:
-    uses_c_kernel = dtype == torch.bfloat16
-
     def exact(weight: Tensor, bias: Tensor | None, dilation: int = 1) -> AnyProduct:
         # These products carry the entire signal, so rounding is most audible here, and float32 costs least here.
-        if uses_c_kernel and fits(weight):
+        if fits(weight, dtype):
             return ExactConvolution(weight, bias, dilation)
         return TorchProduct(weight, bias, dilation, torch.float32)
 
     def product(
         weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False, may_be_long: bool = False
     ) -> AnyProduct:
-        if uses_c_kernel and fits(weight):
+        if not fits(weight, dtype):
+            return TorchProduct(weight, bias, dilation, dtype, may_be_long=may_be_long)
+        if dtype == torch.bfloat16:
             return Convolution(weight, bias, dilation, gated=gated)
-        return TorchProduct(weight, bias, dilation, dtype, may_be_long=may_be_long)
+        if may_be_long:
+            return FilteredConvolution(weight, bias, dilation)
+        return ExactConvolution(weight, bias, dilation, gated=gated)
 
     for conv in (folded.pre_conv, *(upsample for upsample, _ in folded.stages)):
         yield conv, exact(conv.weight, conv.bias, conv.dilation)

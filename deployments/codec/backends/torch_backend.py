@@ -1,7 +1,8 @@
 """Forward pass of the decoder in torch, on any device. On a CPU each layer is one convolution with packed weights.
 
-On a CPU with bfloat16 units, C kernels (c_kernels.py) compute the layers that they support in bfloat16. If they support
-all layers, as with the released checkpoints, the calls for a batch are captured and replayed.
+C kernels (c_kernels.py) compute the layers that they support: in bfloat16 on a CPU with bfloat16 units, and in float32
+on a CPU with AVX2 only. If they support all layers, as with the released checkpoints, the calls for a batch are
+captured and replayed.
 
 A lower precision applies only to products. Sums, snakes, the last convolution and attention stay in float32. On a CPU,
 layers with many channels are limited by reading weights and process all streams together. The other layers are limited
@@ -22,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from deployments.codec.backends import c_kernels
-from deployments.codec.backends.c_kernels import CapturedCalls, Convolution, ExactConvolution, New, add, normed
+from deployments.codec.backends.c_kernels import CapturedCalls, Convolution, New, normed
 from deployments.codec.backends.products import (
     MANY_CHANNELS,
     ProductToOneChannel,
@@ -132,7 +133,7 @@ class TorchBackend(Backend):
 
     def _uses_c_kernels(self, *layers: Conv | Linear) -> bool:
         """Return whether the C kernels compute these products."""
-        return all(isinstance(self.products[layer], Convolution | ExactConvolution) for layer in layers)
+        return all(isinstance(self.products[layer], Convolution) for layer in layers)
 
     def _silence(self) -> Iterator[Tensor]:
         """Yield the tensors of a stream's state before its first frame."""
@@ -191,11 +192,9 @@ class _TorchPass(ForwardPass):
                residual: Signal | None = None) -> Signal:  # fmt: skip
         """Multiply. The weight of a gate is packed together with the weight of `linear`."""
         product = self._backend.products[linear]
-        if isinstance(product, Convolution | ExactConvolution):
+        if isinstance(product, Convolution):
             new = self._new(str(id(linear)))
             rows = normed(x.values, self._backend.eps, product.dtype, new=self._new("normed")) if norm else x.values
-            if isinstance(product, ExactConvolution):
-                return Signal(product(rows, new=new))
             total = None if residual is None else residual.values
             wide = gate is None and not gelu
             return Signal(product(rows.to(product.dtype), total=total, gelu=gelu, wide=wide, new=new))
@@ -214,7 +213,7 @@ class _TorchPass(ForwardPass):
         heads, kv_heads = backend.config.num_attention_heads, backend.config.num_key_value_heads
         if self._mask is None:
             shape = (*qkv.values.shape[:2], heads * backend.config.head_dim)
-            y = scratch.buffer("attended", shape, backend.device, torch.bfloat16)
+            y = scratch.buffer("attended", shape, backend.device, backend.products[layer.output].dtype)
             for stream, histories in enumerate(self._turned(index)):
                 rotary = [table[stream] for table in self.rotary]
                 c_kernels.attend(qkv.values[stream], rotary, histories, self.num_past[stream], y[stream])
@@ -240,8 +239,9 @@ class _TorchPass(ForwardPass):
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
         new = x.values.float()
         memories = self._turned(self._backend.memories[block])
-        if isinstance(self._backend.products[block.up], Convolution):
-            y = scratch.buffer("depthwise", new.shape, new.device, torch.bfloat16)
+        product = self._backend.products[block.up]
+        if isinstance(product, Convolution):
+            y = scratch.buffer("depthwise", new.shape, new.device, product.dtype)
             for stream, pair, out in zip(new, memories, y, strict=True):
                 c_kernels.depthwise_norm(stream, pair, block, self._backend.layer_norm_eps, out)
             return Signal(y)
@@ -261,18 +261,15 @@ class _TorchPass(ForwardPass):
         if isinstance(product, Convolution):
             is_between = snake is not None and snake.frequency is None and not plain
             new = self._new("unit" if is_between else str(id(conv)))
-            if residual is not None:
-                return Signal(product(rows, total=residual.values, new=new), snake)
             if is_between:
                 return Signal(product(rows, snake=snake, new=new))
-            y = product(rows, new=new)
-        elif isinstance(product, ExactConvolution):
-            y = product(rows, new=self._new(str(id(conv))))
+            y = product(rows, total=None if residual is None else residual.values, new=new)
+            residual = None
         else:
             assert not isinstance(product, ProductToOneChannel)
             y = product(rows)
         y = y.reshape(batch, time * conv.upsampling, -1)
-        return Signal(y if residual is None else add(residual.values, y), snake)
+        return Signal(y if residual is None else residual.values.add_(y), snake)
 
     def _rows(self, x: Signal, conv: Conv) -> Tensor:
         """Return the input rows of a convolution, preceded by its context."""

@@ -29,11 +29,11 @@ class Lanes:
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, step_executor: StepExecutor) -> None:
         self.runners = build_lanes(runner)
-        self._scheduler, self._step_maker = scheduler, step_executor
+        self._scheduler, self._step_executor = scheduler, step_executor
         self._in_flight: list[StepInFlight] = []  # lane steps whose sequences have not yet joined the engine's step
-        # A lane may only take rows and blocks that no step uses, because the last step may still be running. These are
-        # the numbers that were free when the last step was scheduled, minus those that lanes have taken since.
-        self._unused_rows = self._unused_blocks = 0
+        # A lane may only take rows and blocks that no step uses, because the last step may still be running. This is
+        # the number of rows that were free when the last step was scheduled, minus those that lanes have taken since.
+        self._unused_rows = 0
 
     @property
     def is_idle(self) -> bool:
@@ -41,7 +41,8 @@ class Lanes:
 
     def begin_step(self) -> None:
         """Start a new engine step. Later lane work waits for work already on the device, but not for the new step."""
-        self._unused_rows, self._unused_blocks = self._scheduler.num_free_rows, self._scheduler.blocks.num_free
+        self._unused_rows = self._scheduler.num_free_rows
+        self._scheduler.blocks.begin_step()
         for lane in self.runners:
             if lane.cuda_stream is not None:
                 lane.cuda_stream.wait_stream(torch.cuda.current_stream())
@@ -59,10 +60,10 @@ class Lanes:
         newcomers = self._take_newcomers(lane)
         if not newcomers:
             return
-        failed = self._step_maker.start_sequences(newcomers, lane)
+        failed = self._step_executor.start_sequences(newcomers, lane)
         ready = [sequence for sequence in newcomers if sequence not in failed]
         if ready:
-            self._in_flight.append(self._step_maker.queue(ready, lane, after=None))
+            self._in_flight.append(self._step_executor.queue(ready, lane, after=None))
 
     def collect(self) -> bool:
         """Deliver the frames of the first lane that has any, and let sequences from finished lanes join the engine.
@@ -85,14 +86,13 @@ class Lanes:
     def _take_newcomers(self, lane: ModelRunner) -> list[Sequence]:
         """Give rows to waiting sequences, in order, and return them. Stops at the first one the lane cannot run."""
         taken: list[Sequence] = []
+        blocks = self._scheduler.blocks
         for sequence in [sequence for sequence in self._scheduler.waiting if not sequence.awaits_text]:
-            needed = self._scheduler.blocks.blocks_for(sequence.num_positions + 1)
-            has_room = self._unused_rows > 0 and needed <= self._unused_blocks
+            has_room = self._unused_rows > 0 and blocks.blocks_for(sequence.num_positions + 1) <= blocks.num_unused
             if len(taken) == lane.buckets[-1] or not has_room or not _accepts(lane, sequence):
                 break  # to preserve the order of sequences
             self._scheduler.give_to_lane(sequence)
             self._unused_rows -= 1
-            self._unused_blocks -= needed
             taken.append(sequence)
         return taken
 
@@ -102,7 +102,7 @@ class Lanes:
             return False
         if not step.is_collected:
             step.is_collected = True
-            self._step_maker.deliver(step, step.runner_step.result())
+            self._step_executor.deliver(step, step.runner_step.result())
             if any(sequence.finish_reason is not None for sequence in step.runner_step.sequences):
                 self._wait_for_lanes()  # the lane may still read and write the rows that are being freed
             self._scheduler.retire(step.runner_step.sequences)
@@ -110,7 +110,7 @@ class Lanes:
         step.runner.run_pending_advance()
         if step.runner_step.is_over:
             self._in_flight.remove(step)
-            self._step_maker.follow_text(step.runner_step)
+            self._step_executor.follow_text(step.runner_step)
             self._scheduler.join(step.runner_step.sequences)
         return False
 

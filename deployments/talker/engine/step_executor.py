@@ -53,8 +53,9 @@ class StepExecutor:
         *,
         eos: int,
     ) -> None:
-        """Create a step maker. If codebook 0 is `eos`, the speech ends."""
-        self._scheduler, self._intake, self._outgoing, self._audio = scheduler, input_processor, output_queue, audio
+        """Create the executor. If codebook 0 is `eos`, the speech ends."""
+        self._scheduler, self._audio = scheduler, audio
+        self._input_processor, self._output_queue = input_processor, output_queue
         self._eos = eos
         self._failures: list[tuple[int, TalkrayError]] = []  # failures since `take_failures` was last called
         self._num_failed_prefills = 0  # consecutive failures
@@ -65,7 +66,7 @@ class StepExecutor:
         failed = self._prefill(sequences, runner)
         for sequence in (each for each in sequences if each not in failed):  # while their prompts run on the device
             try:
-                self._outgoing.open(sequence)
+                self._output_queue.open(sequence)
             except Overloaded as error:
                 self._failures.append((sequence.id, error))
                 failed.append(sequence)
@@ -155,9 +156,9 @@ class StepExecutor:
             else:
                 sequence.append(frame)
             if sequence.finish_reason is not None:
-                self._intake.close(sequence.id)
-                self._intake.measure_pace(sequence)
-            self._outgoing.add(sequence, now_s)
+                self._input_processor.close(sequence.id)
+                self._input_processor.measure_pace(sequence)
+            self._output_queue.add(sequence, now_s)
 
     def _count_not_finite(self) -> TalkerLost:
         """Count a sequence that reached NaN or infinity, and return its error. Another talker may continue it.

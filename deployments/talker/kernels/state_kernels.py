@@ -39,7 +39,7 @@ def _gather(
 
 
 @triton.jit
-def _deliver(codes, is_finite, out, not_finite, groups: tl.constexpr, block: tl.constexpr):
+def _store_codes(codes, is_finite, out, not_finite, groups: tl.constexpr, block: tl.constexpr):
     index, group = tl.program_id(0), tl.arange(0, block)
     frame = tl.load(codes + index * groups + group, mask=group < groups, other=0)
     frame = tl.where(tl.load(is_finite + index) != 0, frame, not_finite)
@@ -47,7 +47,7 @@ def _deliver(codes, is_finite, out, not_finite, groups: tl.constexpr, block: tl.
 
 
 @triton.jit
-def _feed(
+def _talker_inputs(
     rows, packed, sums, text, positions, slot_mapping, lengths, tables, inputs, packed_width, first_block, padding,
     block_size: tl.constexpr, max_frames: tl.constexpr, num_blocks: tl.constexpr, table_block: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr,
@@ -73,7 +73,7 @@ def _feed(
 
 
 @triton.jit
-def _settle(rows, packed, hidden, out, packed_width, scratch_row, width: tl.constexpr, block: tl.constexpr):
+def _store_hidden(rows, packed, hidden, out, packed_width, scratch_row, width: tl.constexpr, block: tl.constexpr):
     index = tl.program_id(0)
     row = tl.load(rows + index)
     column = tl.arange(0, block)
@@ -139,7 +139,7 @@ class StateKernels:
     def store_codes(self, codes: Tensor, is_finite: Tensor, out: Tensor, *, not_finite: int) -> None:
         """Copy codes [batch, groups] to the first rows of `out`, or `not_finite` for rows that are not `is_finite`."""
         count, groups = codes.shape
-        _deliver[(count,)](
+        _store_codes[(count,)](
             codes, is_finite.view(torch.int8), out, not_finite, groups=groups, block=triton.next_power_of_2(groups)
         )
 
@@ -147,7 +147,7 @@ class StateKernels:
         """Return the talker's next input rows from embedding sums [batch, hidden], and their positions."""
         state, count = self.state, len(rows)
         width, blocks = sums.shape[1], state.size.blocks
-        _feed[(count,)](
+        _talker_inputs[(count,)](
             rows, state.packed, sums, self.text, self._positions, self._slot_mapping, self._lengths, self._tables,
             self._inputs, state.packed.stride(0), state.first_block, self.padding, block_size=state.size.block_size,
             max_frames=state.size.max_model_len, num_blocks=blocks, table_block=triton.next_power_of_2(blocks),
@@ -159,7 +159,7 @@ class StateKernels:
     def store_hidden(self, rows: Tensor, hidden: Tensor) -> None:
         """Store the talker's output [batch, hidden] as the hidden state of `rows`, and count a frame for each."""
         state, width = self.state, hidden.shape[1]
-        _settle[(len(rows),)](
+        _store_hidden[(len(rows),)](
             rows, state.packed, state.hidden, hidden, state.packed.stride(0), state.scratch_row, width=width,
             block=triton.next_power_of_2(width),
         )  # fmt: skip

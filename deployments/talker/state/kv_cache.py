@@ -101,6 +101,8 @@ class BlockManager:
         assert num_blocks > 1, "the cache needs one scratch block and at least one other block"
         self.num_blocks, self.block_size = num_blocks, block_size
         self._free = deque(range(1, num_blocks))
+        # Free blocks that the last step does not use, which may still be running. They are at the front of the queue.
+        self.num_unused = len(self._free)
         self._tables: dict[int, list[int]] = {}
 
     @property
@@ -115,6 +117,10 @@ class BlockManager:
     def capacity(self) -> int:
         """Number of positions that a single sequence could use."""
         return (self.num_blocks - 1) * self.block_size
+
+    def begin_step(self) -> None:
+        """Count the free blocks as unused. Blocks that are freed later may still be used by the step that begins."""
+        self.num_unused = len(self._free)
 
     def blocks_for(self, num_positions: int) -> int:
         return -(-num_positions // self.block_size)
@@ -133,6 +139,7 @@ class BlockManager:
         assert missing <= self.num_free, f"{missing} blocks wanted, {self.num_free} of {self.num_blocks} free"
         table = self._tables.setdefault(sequence_id, [])
         table.extend(self._free.popleft() for _ in range(missing))
+        self.num_unused = max(0, self.num_unused - missing)
 
     def free(self, sequence_id: int) -> None:
         """Free all of a sequence's blocks, if it has any."""

@@ -5,5 +5,5 @@ EXTENSION = Extension(
     "continuity",
     settings=ContinuitySettings,
     requires=("word_times",),
-    open=lambda opening: TailStore(joins=opening.settings.of(ContinuitySettings).joints),
+    open=lambda context: TailStore(joins=context.settings.of(ContinuitySettings).joints),
 )

@@ -11,7 +11,7 @@ from deployments.errors import InvalidRequest, StartError
 from serve_app.cli.say import RefusedError, ask, play, running_server
 from serve_app.extensions.voices.voice_commands import voices
 
-Server = Annotated[str | None, typer.Option("--url", "--server", help="Server URL. Default: the local server.")]
+Server = Annotated[str | None, typer.Option("--url", "--server", help="Server URL. Default: your newest server.")]
 
 
 @voices.command()

@@ -9,5 +9,5 @@ EXTENSION = Extension(
     requires=("voices", "models"),
     dialects=(designs.DIALECT,),
     # The route that stores voices uses these designs with this ingress's voice library.
-    open=lambda opening: designs.VoiceDesigns(cast("Voices", opening.opened["voices"])),
+    open=lambda context: designs.VoiceDesigns(cast("Voices", context.opened["voices"])),
 )

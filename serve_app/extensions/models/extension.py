@@ -1,4 +1,4 @@
 from serve_app.extension import Extension
 from serve_app.extensions.models.model_choice import ModelChoice
 
-EXTENSION = Extension("models", open=lambda opening: ModelChoice())
+EXTENSION = Extension("models", open=lambda context: ModelChoice())

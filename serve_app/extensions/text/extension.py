@@ -2,5 +2,5 @@ from serve_app.extension import Extension
 from serve_app.extensions.text import reading
 
 EXTENSION = Extension(
-    "text", settings=reading.TextSettings, dialects=(reading.DIALECT,), open=lambda opening: reading.TextReading()
+    "text", settings=reading.TextSettings, dialects=(reading.DIALECT,), open=lambda context: reading.TextReading()
 )

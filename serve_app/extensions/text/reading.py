@@ -16,7 +16,7 @@ from deployments.config import Strict
 from deployments.embedded_voice.english import unspoken
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, SynthesisRequest
-from serve_app.api.openai import SPEECH_DOCS
+from serve_app.api.openai_docs import SPEECH_DOCS
 from serve_app.api.parsing.client_input import read_object
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
@@ -49,7 +49,7 @@ class TextSettings(Strict):
 class TextReading(ExtensionState):
     """Extension object that converts the texts of all requests."""
 
-    _resolver: Resolver  # set by `join`
+    _resolver: Resolver  # set by `install`
 
     def install(self, resolver: Resolver) -> None:
         self._resolver = resolver

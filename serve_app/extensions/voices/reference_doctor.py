@@ -286,7 +286,7 @@ def _flaws_of_sound(measures: Measures) -> Iterator[Flaw]:
 def _flaws_of_words(spoken_s: float, transcript: str | None, recognised: HeardWords | None) -> Iterator[Flaw]:
     if transcript is None:
         finding = "The transcript is missing." + (f" A recogniser hears: {recognised.text}" if recognised else "")
-        advice = "Send the exact words. Clones then copy the way of speaking, in addition to the voice."
+        advice = "Send the exact words. Clones of a released Base checkpoint then also copy the way of speaking."
         yield Flaw("no_transcript", "note", finding, advice)
         return
     expected_s = reading_time_s(transcript)

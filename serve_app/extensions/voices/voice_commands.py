@@ -276,7 +276,7 @@ def preview(
     voice: VoiceName,
     text: Annotated[str, typer.Argument(help="Text to speak.")] = _TEXT,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Output. Default: play the sample.")] = None,
-    url: Annotated[str | None, typer.Option(help="Server URL. Default: the local server.")] = None,
+    url: Annotated[str | None, typer.Option(help="Server URL. Default: your newest server.")] = None,
 ) -> None:
     """Play or save a sample of a voice. Set TALKRAY_API_KEY if the server requires a key."""
     from serve_app.cli.say import SayRequest, play_speech, running_server, write_speech

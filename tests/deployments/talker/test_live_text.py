@@ -253,7 +253,7 @@ def test_a_frame_is_placed_by_what_was_read_before_it(following: Engine, monkeyp
 
 @pytest.mark.parametrize("text", ["Hello?!", "Hello there. " * 9 + "Hello?!"])
 def test_marks_at_the_end_are_found_in_any_text(following: Engine, text: str) -> None:
-    sequence = following.intake.prepare(0, ask(text))
+    sequence = following.input_processor.build_sequence(0, ask(text))
     assert sequence is not None
     following.add(1, live(at_once()))
     following.append_text(1, text, is_last=True)

@@ -178,7 +178,7 @@ def test_one_replica_asks_for_all(cluster: Cluster, look: Callable[..., PoolWatc
     assert watch._snapshot.deaths == {"talker": 2, "codec": 0, "ingress": 0, PROXY: 1}
     assert look(0).notes() == [b"note 1", b"note 2"]
     cluster.rank, cluster.deployment = 0, "Jobs"
-    assert not pool_watch._asks_for_all()
+    assert not pool_watch._is_leader()
 
 
 def test_the_others_ask_while_it_is_away_and_recount_the_dead(cluster: Cluster, look: Callable[..., PoolWatch]) -> None:

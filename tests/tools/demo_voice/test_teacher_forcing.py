@@ -70,7 +70,7 @@ class Setting:
         limit = FrameLimit(1000, FinishReason.LENGTH)
         sequence = Sequence(0, request, prompt, self.config.generation, limit, frames=prefix, row=0, frame_s=0.08)
         blocks = BlockManager(16, 16)
-        blocks.grow(0, sequence.num_positions + 1)
+        blocks.allocate(0, sequence.num_positions + 1)
         cache = KVCache(self.config.talker, num_blocks=16, block_size=16, dtype=torch.float32, device=CPU)
         return build_runner(tables, cache, blocks, RunnerShape(1, 256, "exact")), sequence
 

@@ -127,7 +127,8 @@ def _replica(sizing: Sizing) -> Figure:
     shown = f"first audio p95 {first.first_audio_ms[95]:.0f} ms at {first.rate:g} requests/s"
     if last is not first:
         shown += f", {last.first_audio_ms[95]:.0f} ms at {last.rate:g}"
-    return Figure("basis", f"one replica: {shown}", basis.source)
+    on = "CPUs" if basis.table.gpu == CPU else basis.table.gpu
+    return Figure("basis", f"one replica on {on}: {shown}", basis.source)
 
 
 def _simulated(sizing: Sizing) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends import torch_backend
-from deployments.codec.backends.c_kernels import MATRIX_UNITS
+from deployments.codec.backends.c_kernels import MATRIX_UNITS, MULTIPLIES_FLOATS
 from deployments.codec.backends.registry import choose_decoders
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots
@@ -58,6 +58,12 @@ BACKENDS = (
         lambda: CodecDecoder(TorchBackend(weights(whole_blocks=True), "bfloat16")),
         30.0,
         "" if MATRIX_UNITS else "needs a CPU that multiplies bfloat16",
+    ),
+    Row(
+        "cpu kernels, float32",
+        lambda: CodecDecoder(TorchBackend(weights(whole_blocks=True))),
+        90.0,
+        "" if MULTIPLIES_FLOATS else "needs a CPU with AVX2 only",
     ),
 )
 
@@ -200,7 +206,7 @@ def test_slots_hold_streams_of_the_decoder(make: Callable[[], SlotDecoder]) -> N
 def test_frames_that_are_no_codes_end_their_stream_alone() -> None:
     slots = PlainSlots(CodecDecoder(TorchBackend(weights(whole_blocks=True))), num_slots=3)
     for slot, code in enumerate((1, 99, 1)):
-        slots.begin(slot)
+        slots.start_slot(slot)
         slots.write([slot], [0], torch.full((1, 4), code))
     assert [slots.largest_batch(frames) for frames in (1, 192, 384, 999)] == [3, 2, 1, 1]
     first, broken, last = slots.decode(range(3), 1).result()

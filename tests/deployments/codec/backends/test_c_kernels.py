@@ -92,9 +92,9 @@ def test_a_convolution_to_one_channel(taps: int, channels: int) -> None:
 
 
 @pytest.mark.parametrize(("frames", "known"), [(1, 0), (1, 3), (1, 40), (5, 2), (12, 40), (30, 7)])
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(2, 2, 64), (4, 2, 32)])
-def test_attention(frames: int, known: int, heads: int, kv_heads: int, size: int) -> None:
-    window = 16
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "dtype"), [(2, 2, 64, TYPES[0]), (4, 2, 32, TYPES[1])])
+def test_attention(frames: int, known: int, heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+    window, rounding = 16, ROUNDING if dtype == torch.bfloat16 else 0.0
     qkv, history = random(frames, (heads + 2 * kv_heads) * size), random(2, kv_heads, window - 1, size, seed=1)
     angles = random(frames, size // 2, seed=2).double().repeat(1, 2)
     q, k, v = qkv.double().view(frames, -1, size).transpose(0, 1).split([heads, kv_heads, kv_heads])
@@ -108,9 +108,9 @@ def test_attention(frames: int, known: int, heads: int, kv_heads: int, size: int
     exact = (scores.softmax(dim=-1) @ values).transpose(0, 1).flatten(1)
 
     tables, before = [angles.cos().float(), angles.sin().float()], history.clone()
-    got, following = torch.empty(frames, heads * size, dtype=torch.bfloat16), torch.empty_like(history)
+    got, following = torch.empty(frames, heads * size, dtype=dtype), torch.empty_like(history)
     c_kernels.attend(qkv.clone(), tables, (history, following), torch.tensor(known), got)
-    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
+    assert ((got.double() - exact).abs() <= rounding * exact.abs() + 1e-5).all()
     wanted = torch.cat((history.double(), torch.stack((k, v))), dim=2)[:, :, -(window - 1) :]
     assert ((following.double() - wanted).abs() <= 1e-5).all()
     assert torch.equal(history, before), "states are never written in place"
@@ -125,27 +125,22 @@ def test_which_attention_is_ours() -> None:
     assert not c_kernels.attends(8, 72)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("time", [1, 4, 30])
-def test_a_depthwise_convolution_and_its_norm(time: int) -> None:
+def test_a_depthwise_convolution_and_its_norm(time: int, dtype: torch.dtype) -> None:
     x, past, taps, bias = random(time, 96) + 3, random(6, 96, seed=1), random(7, 96, seed=2), random(96, seed=3)
     nothing, eps = Linear(torch.empty(0, 0), None), torch.tensor(1e-6)
-    got, following = torch.empty(time, 96, dtype=torch.bfloat16), torch.empty_like(past)
+    got, following = torch.empty(time, 96, dtype=dtype), torch.empty_like(past)
     c_kernels.depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
     rows = torch.cat((past, x)).double()
     exact = bias + sum(rows[tap : tap + time] * taps[tap] for tap in range(7))
     exact = layer_norm(exact, (96,), eps=1e-6)
-    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-4).all()
+    rounding = ROUNDING if dtype == torch.bfloat16 else 0.0
+    assert ((got.double() - exact).abs() <= rounding * exact.abs() + 1e-4).all()
     assert torch.equal(following, rows[time:].float())
     x[-1, 5] = torch.inf
     c_kernels.depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
     assert not got[-1].isfinite().any()
-
-
-def test_a_sum_of_two_types() -> None:
-    total, x = random(3, 5, 7), random(3, 5, 7, seed=1).bfloat16()
-    exact = total + x.float()
-    assert c_kernels.add(total, x) is total
-    assert torch.equal(total, exact)
 
 
 def exactly(rows: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tensor:
@@ -162,21 +157,25 @@ SHAPES = [  # taps, dilation, inputs, outputs, time
 
 
 @pytest.mark.usefixtures("units")
+@pytest.mark.parametrize("kind", [c_kernels.Convolution, c_kernels.ExactConvolution])
 @pytest.mark.parametrize(("taps", "dilation", "inputs", "outputs", "time"), SHAPES)
-def test_a_convolution(taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
+def test_a_convolution(
+    taps: int, dilation: int, inputs: int, outputs: int, time: int, kind: type[c_kernels.Convolution]
+) -> None:
     """And what is done with its results at once."""
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
-    rows = random(3, (taps - 1) * dilation + time, inputs, seed=2).bfloat16()
-    convolution = c_kernels.Convolution(weight, bias, dilation)
-    exact = exactly(rows, weight.bfloat16(), bias, dilation)
+    rows = random(3, (taps - 1) * dilation + time, inputs, seed=2).to(kind.dtype)
+    convolution = kind(weight, bias, dilation)
+    exact = exactly(rows, weight.to(kind.dtype), bias, dilation)
     got, snake = convolution(rows), Snake(random(outputs, seed=3), None)
     assert got.shape == exact.shape
     snaked = exact + snake.amplitude.double() * exact.sin().square()
+    rounding = ROUNDING if kind.dtype == torch.bfloat16 else 0.0
     for rounded, wanted in (
         (got, exact), (convolution(rows, snake=snake), snaked), (convolution(rows, gelu=True), gelu(exact)),
     ):  # fmt: skip
-        assert rounded.dtype == torch.bfloat16
-        assert ((rounded.double() - wanted).abs() <= ROUNDING * wanted.abs() + 1e-5).all()
+        assert rounded.dtype == kind.dtype
+        assert ((rounded.double() - wanted).abs() <= rounding * wanted.abs() + 1e-5).all()
 
     total = random(3, time, outputs, seed=4)
     behind = exact + total.double()
@@ -185,15 +184,30 @@ def test_a_convolution(taps: int, dilation: int, inputs: int, outputs: int, time
     assert ((convolution(rows, wide=True).double() - exact).abs() <= 1e-5).all()
 
 
+@pytest.mark.parametrize("dilation", [1, 3, 9])
+@pytest.mark.parametrize("time", [1, 4, 35, 36, 200, 500])
+def test_minimal_filtering(time: int, dilation: int) -> None:
+    """Of rows that fill no whole tile, one, several, or several passes."""
+    weight, bias, snake = random(7, 32, 64) / 224**0.5, random(64, seed=1), Snake(random(64, seed=3), None)
+    rows = random(2, 6 * dilation + time, 32, seed=2)
+    convolution, exact = c_kernels.FilteredConvolution(weight, bias, dilation), exactly(rows, weight, bias, dilation)
+    for got, wanted in (
+        (convolution(rows), exact),
+        (convolution(rows, snake=snake), exact + snake.amplitude.double() * exact.sin().square()),
+    ):
+        assert got.shape == wanted.shape
+        assert ((got.double() - wanted).abs() <= 2e-4).all()
+
+
 @pytest.mark.usefixtures("units")
 @pytest.mark.parametrize("time", [1, 5, 40])
 def test_a_gated_product(time: int) -> None:
-    weight, bias, rows = random(1, 64, 96) / 8, random(96, seed=1), 4 * random(2, time, 64, seed=2).bfloat16()
-    gates, ups = exactly(rows, weight.bfloat16(), bias, 1).chunk(2, dim=2)
-    got = c_kernels.Convolution(weight, bias, gated=True)(rows)
-    exact = silu(gates) * ups
-    assert got.shape == exact.shape
-    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
+    weight, bias, rows = random(1, 64, 96) / 8, random(96, seed=1), 4 * random(2, time, 64, seed=2)
+    for kind, rounding in ((c_kernels.Convolution, ROUNDING), (c_kernels.ExactConvolution, 1e-6)):
+        gates, ups = exactly(rows.to(kind.dtype), weight.to(kind.dtype), bias, 1).chunk(2, dim=2)
+        got, exact = kind(weight, bias, gated=True)(rows.to(kind.dtype)), silu(gates) * ups
+        assert got.shape == exact.shape
+        assert ((got.double() - exact).abs() <= rounding * exact.abs() + 1e-5).all()
 
 
 def test_a_row_depends_on_no_other() -> None:
@@ -202,16 +216,6 @@ def test_a_row_depends_on_no_other() -> None:
     convolution = c_kernels.Convolution(weight, bias, 1)
     for time in (1, 7, 16, 40):
         assert torch.equal(convolution(rows)[1:, 40 : 40 + time], convolution(rows[1:, 40 : 46 + time]))
-
-
-@pytest.mark.usefixtures("units")
-@pytest.mark.parametrize(("taps", "dilation", "inputs", "outputs", "time"), SHAPES)
-def test_an_exact_convolution(taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
-    weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
-    rows = random(3, (taps - 1) * dilation + time, inputs, seed=2)
-    got, exact = c_kernels.ExactConvolution(weight, bias, dilation)(rows), exactly(rows, weight, bias, dilation)
-    assert got.shape == exact.shape
-    assert ((got.double() - exact).abs() <= 1e-5).all()
 
 
 def test_products_of_what_is_not_finite_are_not_finite() -> None:
@@ -247,11 +251,19 @@ def test_sums_of_the_entries_of_codes() -> None:
     )
 
 
-@pytest.mark.skipif(not c_kernels.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
-def test_captured_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def own_decoder() -> CodecDecoder:
+    """A decoder whose layers are all computed by the kernels."""
+    if not (c_kernels.MATRIX_UNITS or c_kernels.MULTIPLIES_FLOATS):
+        pytest.skip("needs a CPU that multiplies bfloat16, or one with AVX2 only")
+    return CodecDecoder(TorchBackend(weights(whole_blocks=True), "bfloat16" if c_kernels.MATRIX_UNITS else "float32"))
+
+
+def test_captured_calls_make_what_calls_one_by_one_make(
+    own_decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of streams at other positions than those that they were captured with, before and after buffers have grown."""
-    decoder = CodecDecoder(TorchBackend(weights(whole_blocks=True), "bfloat16"))
-    shapes = ((1, 1), (3, 2), (2, 12), (1, 1), (3, 2))
+    decoder, shapes = own_decoder, ((1, 1), (3, 2), (2, 12), (1, 1), (3, 2))
 
     def decoded() -> list[Tensor]:
         generator, states, parts = torch.Generator().manual_seed(0), [decoder.initial_state()] * 3, []
@@ -271,9 +283,8 @@ def test_captured_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.Monk
     assert all(map(torch.equal, captured, decoded()))
 
 
-@pytest.mark.skipif(not c_kernels.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
-def test_threads_have_recordings_of_their_own() -> None:
-    decoder, count = CodecDecoder(TorchBackend(weights(whole_blocks=True), "bfloat16")), 4
+def test_threads_have_recordings_of_their_own(own_decoder: CodecDecoder) -> None:
+    decoder, count = own_decoder, 4
     codes = torch.randint(32, (count, 3, 4), generator=torch.Generator().manual_seed(0))
     states = [decoder.initial_state()]
 
@@ -286,9 +297,10 @@ def test_threads_have_recordings_of_their_own() -> None:
 
 def test_what_fits() -> None:
     weight = torch.zeros(7, 2 * c_kernels.SIDE, c_kernels.SIDE)
-    assert c_kernels.fits(weight) == (c_kernels.MATRIX_UNITS > 0)
-    assert not c_kernels.fits(weight[:, : c_kernels.SIDE + 1])
-    assert not c_kernels.fits(weight[:, :, :5])
+    for dtype, has_units in ((TYPES[1], c_kernels.MATRIX_UNITS > 0), (TYPES[0], c_kernels.MULTIPLIES_FLOATS)):
+        assert c_kernels.fits(weight, dtype) == has_units
+        assert not c_kernels.fits(weight[:, : c_kernels.SIDE + 1], dtype)
+        assert not c_kernels.fits(weight[:, :, :5], dtype)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -304,6 +316,6 @@ def test_a_decoder_with_them_sounds_as_one_without(precision: str, monkeypatch: 
 
     own = decoded(precision)
     monkeypatch.setattr(c_kernels, "_functions", {})
-    monkeypatch.setattr(products, "fits", lambda _: False)
+    monkeypatch.setattr(products, "fits", lambda *_: False)
     exact, plain = decoded("float32"), decoded(precision)
-    assert snr_db(exact, own) > max(MIN_SNR_DB, min(100.0, snr_db(exact, plain) - 1.0))
+    assert snr_db(exact, own) > max(MIN_SNR_DB, min(95.0, snr_db(exact, plain) - 1.0))

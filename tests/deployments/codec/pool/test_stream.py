@@ -114,7 +114,7 @@ async def test_the_first_frame_does_not_wait_for_the_second(decode: FakeDecode) 
     more = asyncio.Event()
     source, looks = Source(numbered(1), more, numbered(3, start=2), reason=FinishReason.LENGTH), list[int]()
     decoder = decoder_of(decode, load=lambda: looks.append(1) or 0)
-    async with aclosing(decoder.run(source.frames())) as chunks:
+    async with aclosing(decoder.decode_chunks(source.frames())) as chunks:
         first = await anext(chunks)
         assert np.array_equal(first.codes, numbered(1))
         assert first.finish_reason is None

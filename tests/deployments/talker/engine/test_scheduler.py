@@ -77,7 +77,7 @@ class Steps(RuleBasedStateMachine):
         self.beside: Any = None  # the engine's last step
         self.unused_rows, self.unused_blocks = set[int](), set[int]()  # of the last step and of lanes beside it
 
-    # What lanes ask of the step maker.
+    # What lanes need from the step executor.
 
     def start_sequences(self, sequences: list[Sequence], runner: object) -> list[Sequence]:
         return sequences[: self.num_failing]
@@ -208,6 +208,7 @@ class Steps(RuleBasedStateMachine):
         self.scheduled_s = CLOCK.now_s
         if self.batch is None:
             assert expected == []
+            self.unused_blocks -= self.held(self.running)  # sequences that wait for text may get blocks without a step
             return
         assert self.batch.decode == expected
         for each in self.running:
@@ -396,6 +397,22 @@ def test_requests_come_and_go_while_steps_overlap(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lanes, "torch", SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda: DEVICE)))
     monkeypatch.setattr(lanes, "_MOST_BESIDE_LANE", 2)
     stateful.run_state_machine_as_test(Steps, settings=BOUNDED)
+
+
+def test_a_lane_never_takes_a_block_of_the_running_step() -> None:
+    """Even if a sequence got a free block without a step: freed blocks are at the end of the queue."""
+    blocks = BlockManager(num_blocks=6, block_size=BLOCK_SIZE)
+    blocks.allocate(0, 2 * BLOCK_SIZE)
+    blocks.begin_step()
+    blocks.allocate(0, 3 * BLOCK_SIZE)
+    blocks.free(0)
+    assert (blocks.num_free, blocks.num_unused) == (5, 2)
+    blocks.allocate(1, 2 * BLOCK_SIZE)
+    assert (blocks.table(1), blocks.num_unused) == ([4, 5], 0)
+    blocks.allocate(2, 2 * BLOCK_SIZE)
+    assert blocks.num_unused == 0
+    blocks.begin_step()
+    assert blocks.num_unused == blocks.num_free == 1
 
 
 def test_a_refused_client_is_told_when_its_turn_would_come(monkeypatch: pytest.MonkeyPatch) -> None:

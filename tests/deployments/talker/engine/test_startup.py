@@ -97,7 +97,7 @@ def test_a_start_warms_up_what_the_engine_will_do(
 ) -> None:
     done, runner = list[Any](), SimpleNamespace(on_gpu=on_gpu)
     engine = SimpleNamespace(runner=runner, lanes=SimpleNamespace(runners=[]))
-    device = SimpleNamespace(turn=lambda report: nullcontext(), begin=lambda: "8 of 16 CPUs")
+    device = SimpleNamespace(startup_lock=lambda report: nullcontext(), begin=lambda: "8 of 16 CPUs")
     monkeypatch.setattr(startup, "EngineDevice", lambda config: device)
     monkeypatch.setattr(startup, "build_engine", lambda *_, makes_audio, **__: done.append(makes_audio) or engine)
     monkeypatch.setattr(startup, "capture", lambda runners, progress: done.append(len(runners)))

@@ -246,8 +246,8 @@ def test_what_the_engine_counts_is_recorded_once(fed: list[tuple[str, float, dic
     client.load, client._streams = channel.EngineLoad(), {}
     chunk = FrameChunk(np.zeros((1, 16), np.int16), 3)
     load = channel.EngineLoad(1, 7, 0.5, speakers=Lookups(1, 0), references=Lookups(0, 2), repaired=3)
-    client._deliver(channel.Produced(((0, chunk), (1, chunk)), 0.01, load))
-    client._deliver(channel.Produced((), 0.0, channel.EngineLoad(1, 6, 0.25, repaired=5)))
+    client._handle_event(channel.Produced(((0, chunk), (1, chunk)), 0.01, load))
+    client._handle_event(channel.Produced((), 0.0, channel.EngineLoad(1, 6, 0.25, repaired=5)))
     talker = {"pool": "talker"}
     assert fed == [
         *(("step_seconds", 0.01, talker), ("batch_size", 2, talker)),
@@ -266,7 +266,7 @@ async def test_each_deletion_gets_its_own_count() -> None:
     client._forgetting, client._streams = deque((one, left, two)), {}
     left.cancel()
     for count in (1, 5, 2):
-        client._deliver(channel.HasForgotten(count))
+        client._handle_event(channel.HasForgotten(count))
     assert (one.result(), two.result()) == (1, 2)
 
 

@@ -316,7 +316,7 @@ def test_text_that_trips_the_engine_ends_its_stream(error: Exception) -> None:
         process._execute(engine, channel.Append(3, "Hello.", is_last=False))
         process._execute(engine, channel.Submit(4, replace(ask(), marks=(("sent", 0),))))
         process._execute(engine, channel.Abort(4))
-        assert process.first_audio_marks.follow(chunks) is chunks
+        assert process.first_audio_marks.mark_first_audio(chunks) is chunks
         assert [call.args for call in engine.abort.call_args_list] == [(3,), (4,)]
         [failed] = channel.Unpacker().feed(ours.recv(1 << 16))
         assert isinstance(failed, channel.RequestFailed)

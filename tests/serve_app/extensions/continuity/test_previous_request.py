@@ -63,7 +63,7 @@ async def test_an_answer_that_is_made_again_keeps_its_tail(monkeypatch: pytest.M
     synthesizer = FakeSynthesizer(script=utterance(12))
     api = surface(synthesizer)
     first = await post(api)
-    collected, num_bodies = speech_response.collected, 0
+    collected, num_bodies = speech_response.read_all, 0
 
     async def counted(*asked: Any, **beside: int) -> bytes:
         nonlocal num_bodies

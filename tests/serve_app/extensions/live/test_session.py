@@ -237,7 +237,7 @@ async def test_turns_that_are_not_spoken_say_why(error: Exception) -> None:
     records, outcome = list[RequestRecord](), "cancelled" if isinstance(error, KeyError) else "client left"
     with suppress(type(error)):
         async with open_session(FakeSynthesizer(script=[asyncio.Event()])) as session:
-            session._handshake.record.keep = records.append
+            session._handshake.record.on_end = records.append
             session.append("Hello")
             session.flush()
             raise error
