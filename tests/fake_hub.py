@@ -158,10 +158,8 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
 
     def _send_file(self, file: HubFile, first: int) -> None:
         rest = self._data(file)[first:]
-        headers = {
-            "Content-Length": str(len(rest)),
-            "Content-Range": f"bytes {first}-{len(file.data) - 1}/{len(file.data)}",
-        }
+        part = f"bytes {first}-{len(file.data) - 1}/{len(file.data)}"
+        headers = {"Content-Length": str(len(rest)), "Content-Range": part}
         self.send_response(206 if first else 200)
         for key, value in headers.items():
             self.send_header(key, value)

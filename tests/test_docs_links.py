@@ -33,9 +33,7 @@ def test_what_a_document_names_exists(document: Path) -> None:
 
 
 def test_documents_and_files_of_the_cluster_that_code_names_exist() -> None:
-    code = [
-        file for folder in ("serve_app", "deployments", "loadtest", "tools") for file in (ROOT / folder).rglob("*.py")
-    ]
+    code = [file for name in ("serve_app", "deployments", "loadtest", "tools") for file in (ROOT / name).rglob("*.py")]
     named = {(path, file) for file in code for path in _IN_CODE.findall(file.read_text(encoding="utf-8"))}
     assert [pair for pair in named if not (ROOT / pair[0]).exists()] == []
     assert len(named) > 5
@@ -77,11 +75,8 @@ def anchors(text: str) -> set[str]:
 
 
 def test_names_in_docstrings_are_those_of_the_code() -> None:
-    trees = {
-        file: ast.parse(file.read_text())
-        for folder in ("serve_app", "deployments", "loadtest")
-        for file in (ROOT / folder).rglob("*.py")
-    }
+    files = [file for name in ("serve_app", "deployments", "loadtest") for file in (ROOT / name).rglob("*.py")]
+    trees = {file: ast.parse(file.read_text()) for file in files}
     known = _FOREIGN | {file.name for file in trees} | {name for tree in trees.values() for name in names_of(tree)}
     stale = [(file.name, name) for file, tree in trees.items() for name in stale_names(tree, known)]
     assert stale == []

@@ -151,13 +151,10 @@ async def test_what_is_said_letter_by_letter(kind: str) -> None:
 async def test_a_rate_is_the_speed_of_its_part(rate: str, speed: float) -> None:
     told = (await shown(input=f'A <prosody rate="{rate}">b</prosody>', markup="ssml"))[1]
     assert [segment["speed"] for segment in told["segments"]] == [1.0, speed]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("rate", ["24%", "401%"])
-async def test_a_rate_beyond_what_the_document_says_is_refused(rate: str) -> None:
     assert "from 25 % to 400 %" in TEXT
-    status, told = await shown(input=f'A <prosody rate="{rate}">b</prosody>', markup="ssml")
-    assert (status, "prosody rate" in told["error"]["message"]) == (400, True)  # type: ignore[index]
+    for beyond in ("24%", "401%"):
+        status, told = await shown(input=f'A <prosody rate="{beyond}">b</prosody>', markup="ssml")
+        assert (status, "prosody rate" in told["error"]["message"]) == (400, True)  # type: ignore[index]
 
 
 async def test_stated_pauses_have_the_limits_of_the_document() -> None:

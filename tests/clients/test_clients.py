@@ -86,11 +86,8 @@ def in_order(wanted: Sequence[str], heard: Sequence[str]) -> int:
     longest = [0] * (len(heard) + 1)
     for word in wanted:
         before = 0
-        for index, other in enumerate(heard, start=1):
-            before, longest[index] = (
-                longest[index],
-                before + 1 if word == other else max(longest[index - 1 : index + 1]),
-            )
+        for at, other in enumerate(heard, start=1):
+            before, longest[at] = longest[at], before + 1 if word == other else max(longest[at - 1 : at + 1])
     return longest[-1]
 
 

@@ -52,10 +52,8 @@ def http_ports(replicas: list[int]) -> list[int]:
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     port, mark = free_port(), uuid.uuid4().hex
-    command, environment = [sys.executable, "-c", SERVER, str(port)], users_environment() | {MARK: mark}
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    order, environment = [sys.executable, "-c", SERVER, str(port)], users_environment() | {MARK: mark}
+    with subprocess.Popen(order, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert "serving\n" in iter(process.stdout.readline, "")
         yield Service(f"http://127.0.0.1:{port}", mark)
@@ -85,10 +83,8 @@ def status(connection: HTTPConnection) -> int:
 
 def test_what_a_replica_has_not_answered_another_one_answers(service: Service) -> None:
     with ExitStack() as opened:
-        connections = [
-            opened.enter_context(closing(HTTPConnection(service.proxy.removeprefix("http://"), timeout=60)))
-            for _ in range(8)
-        ]
+        front = service.proxy.removeprefix("http://")
+        connections = [opened.enter_context(closing(HTTPConnection(front, timeout=60))) for _ in range(8)]
         for connection in connections:
             ask(connection, in_parts=False)
         assert [status(connection) for connection in connections] == 8 * [200]

@@ -8,25 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.black_box import (
-    COMMAND,
-    ENGINE,
-    GCS,
-    GONE_S,
-    HAPROXY,
-    INGRESS,
-    MANAGER,
-    RAYLET,
-    TALKER,
-    WAYS,
-    Sampled,
-    ServerCommand,
-    ends_while_it_speaks,
-    listens,
-    serving,
-    speaks_again,
-    starting,
-)
+from tests.e2e import black_box
 
 EVERY_PROCESS, KILL = "TERM to every process", "KILL to the process"  # `make e2e` ends a server so
 
@@ -37,19 +19,19 @@ STAGES = {"imports": ("", 0.1), "Ray": ("starting Ray", 0.7), "proxy": ("startin
 }
 
 
-@pytest.mark.parametrize("way", sorted({*WAYS} - {EVERY_PROCESS, KILL}))
+@pytest.mark.parametrize("way", sorted({*black_box.WAYS} - {EVERY_PROCESS, KILL}))
 def test_it_ends_while_it_speaks(way: str, tmp_path: Path) -> None:
-    with serving(tmp_path, terminal=way == "closed terminal") as server:
-        ends_while_it_speaks(server, way)
+    with black_box.serving(tmp_path, terminal=way == "closed terminal") as server:
+        black_box.ends_while_it_speaks(server, way)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("way", [EVERY_PROCESS, "INT to its group", KILL])
-def test_it_ends_while_it_starts(way: str, stage: str, started: ServerCommand) -> None:
+def test_it_ends_while_it_starts(way: str, stage: str, started: black_box.ServerCommand) -> None:
     line, later_s = STAGES[stage]
     started.reach(line)
     time.sleep(later_s)
-    WAYS[way](started)
+    black_box.WAYS[way](started)
     started.leaves_nothing()
     assert started.wait(1) != 0
 
@@ -62,16 +44,16 @@ STOPPED = {0, 128 + signal.SIGINT, -signal.SIGINT}  # while it serves, while it 
 def test_ctrl_c_at_any_moment_of_a_start(tmp_path: Path, port: int) -> None:
     """No traceback, nothing left, and a status that says what happened; while it speaks, see above."""
     began_s = time.monotonic()
-    with serving(tmp_path, port=port):
+    with black_box.serving(tmp_path, port=port):
         start_s = time.monotonic() - began_s
     for moment in range(MOMENTS + 1):
         after_s = max(BEFORE_US_S, start_s * moment / MOMENTS)
         print(f"Ctrl-C {after_s:.1f} s after the command, {start_s:.1f} s take it to ready")
-        with starting(tmp_path) as server:
+        with black_box.starting(tmp_path) as server:
             interrupt(server, after_s)
 
 
-def interrupt(server: ServerCommand, after_s: float) -> None:
+def interrupt(server: black_box.ServerCommand, after_s: float) -> None:
     time.sleep(after_s)
     speaks = "Press Ctrl-C to stop." in server.output
     server.signal_group(signal.SIGINT)
@@ -81,8 +63,12 @@ def interrupt(server: ServerCommand, after_s: float) -> None:
     assert "Traceback" not in server.output
 
 
-@pytest.mark.parametrize(("title", "interrupted"), [(RAYLET, False), (GCS, False), (GCS, True)])
-def test_a_start_waits_for_parts_of_ray_that_get_no_time(started: ServerCommand, title: str, interrupted: bool) -> None:
+@pytest.mark.parametrize(
+    ("title", "interrupted"), [(black_box.RAYLET, False), (black_box.GCS, False), (black_box.GCS, True)]
+)
+def test_a_start_waits_for_parts_of_ray_that_get_no_time(
+    started: black_box.ServerCommand, title: str, interrupted: bool
+) -> None:
     """Ray itself gives up after half a minute. A stopped process stands for one of an overloaded machine."""
     while not (found := started.find(title)):
         assert started.status is None, started.output
@@ -99,31 +85,31 @@ def test_a_start_waits_for_parts_of_ray_that_get_no_time(started: ServerCommand,
     started.ready()
 
 
-def test_without_its_raylet(started: ServerCommand, tmp_path: Path, port: int) -> None:
+def test_without_its_raylet(started: black_box.ServerCommand, tmp_path: Path, port: int) -> None:
     """It ends; the next one, as under a supervisor, speaks on the same port and ends in another way."""
     started.ready()
-    [raylet] = started.find(RAYLET)
-    with Sampled(started) as sampled:
+    [raylet] = started.find(black_box.RAYLET)
+    with black_box.Sampled(started) as sampled:
         os.kill(raylet, signal.SIGKILL)
         status = started.wait(within_s=30)
     started.leaves_nothing()
     assert status not in (0, -signal.SIGABRT)
     assert "raylet" in started.output.splitlines()[-1] or "raylet" in started.output.splitlines()[-2]
     assert 429 not in sampled.answers()
-    with serving(tmp_path, port=port) as server:
-        ends_while_it_speaks(server, EVERY_PROCESS)
+    with black_box.serving(tmp_path, port=port) as server:
+        black_box.ends_while_it_speaks(server, EVERY_PROCESS)
 
 
-def test_without_its_control_store(started: ServerCommand, tmp_path: Path, port: int) -> None:
+def test_without_its_control_store(started: black_box.ServerCommand, tmp_path: Path, port: int) -> None:
     started.ready()
-    [gcs] = started.find(GCS)
-    with Sampled(started) as sampled:
+    [gcs] = started.find(black_box.GCS)
+    with black_box.Sampled(started) as sampled:
         os.kill(gcs, signal.SIGKILL)
         status = started.wait(within_s=90)
     started.leaves_nothing()
     assert status not in (0, -signal.SIGABRT)
     assert 429 not in sampled.answers()
-    speaks_again(tmp_path, port)
+    black_box.speaks_again(tmp_path, port)
 
 
 # So long after the last audio a line on a busy machine may be a line: `api.admission.max_line_s`, and a second for a
@@ -131,12 +117,12 @@ def test_without_its_control_store(started: ServerCommand, tmp_path: Path, port:
 LINE_S = 1.25
 
 
-def test_without_a_talker_nobody_is_told_to_slow_down(started: ServerCommand) -> None:
+def test_without_a_talker_nobody_is_told_to_slow_down(started: black_box.ServerCommand) -> None:
     """The pool's only talker dies: 503 until there is another one, not 429, and `/ready` says so."""
     started.ready()
-    for victim in (TALKER, ENGINE):
+    for victim in (black_box.TALKER, black_box.ENGINE):
         [process] = started.find(victim)
-        with Sampled(started) as sampled:
+        with black_box.Sampled(started) as sampled:
             os.kill(process, signal.SIGKILL)
             killed_s = time.monotonic()
             back_s = sampled.first_spoken(after_s=killed_s + 1.0) - killed_s
@@ -148,12 +134,12 @@ def test_without_a_talker_nobody_is_told_to_slow_down(started: ServerCommand) ->
         assert back_s < 20
 
 
-def test_without_its_proxy(started: ServerCommand) -> None:
+def test_without_its_proxy(started: black_box.ServerCommand) -> None:
     """HAProxy is back at once, twice, and still learns of new ingress replicas; nobody gets a 404."""
     started.ready()
     for _ in range(2):
-        [proxy] = started.find(HAPROXY)
-        with Sampled(started) as sampled:
+        [proxy] = started.find(black_box.HAPROXY)
+        with black_box.Sampled(started) as sampled:
             os.kill(proxy, signal.SIGKILL)
             killed_s = time.monotonic()
             back_s = sampled.first_spoken(after_s=killed_s + 0.1) - killed_s
@@ -165,7 +151,7 @@ def test_without_its_proxy(started: ServerCommand) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "ServeController"])
-def test_without_the_actor_that_manages_the_proxy(before: str, started: ServerCommand) -> None:
+def test_without_the_actor_that_manages_the_proxy(before: str, started: black_box.ServerCommand) -> None:
     """HAProxy goes on meanwhile, and the actor's successor takes over from it: no request is lost.
 
     So too where a controller makes the successor that has been restarted itself.
@@ -173,11 +159,11 @@ def test_without_the_actor_that_manages_the_proxy(before: str, started: ServerCo
     started.ready()
     if before:
         spared(started, before, for_s=10)
-    [manager], [proxy] = started.find(MANAGER), started.find(HAPROXY)
-    with Sampled(started) as sampled:
+    [manager], [proxy] = started.find(black_box.MANAGER), started.find(black_box.HAPROXY)
+    with black_box.Sampled(started) as sampled:
         os.kill(manager, signal.SIGKILL)
         until_s = time.monotonic() + 90
-        while proxy in started.find(HAPROXY) or not started.find(HAPROXY):
+        while proxy in started.find(black_box.HAPROXY) or not started.find(black_box.HAPROXY):
             assert time.monotonic() < until_s, "nobody took over"
             time.sleep(0.5)
         time.sleep(3)
@@ -185,10 +171,10 @@ def test_without_the_actor_that_manages_the_proxy(before: str, started: ServerCo
     speaks_through_another_ingress(started)
 
 
-def speaks_through_another_ingress(server: ServerCommand) -> None:
+def speaks_through_another_ingress(server: black_box.ServerCommand) -> None:
     """HAProxy still learns of new replicas."""
-    [ingress] = server.find(INGRESS)
-    with Sampled(server) as sampled:
+    [ingress] = server.find(black_box.INGRESS)
+    with black_box.Sampled(server) as sampled:
         os.kill(ingress, signal.SIGKILL)
         killed_s = time.monotonic()
         back_s = sampled.first_spoken(after_s=killed_s + 1.0) - killed_s
@@ -203,13 +189,13 @@ SPARED = (
 VITAL = ("serve_app.cli.serve.driver", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
 
 
-def test_without_what_can_be_spared(started: ServerCommand) -> None:
+def test_without_what_can_be_spared(started: black_box.ServerCommand) -> None:
     started.ready()
     for part in SPARED:
         spared(started, part, for_s=6)
 
 
-def spared(server: ServerCommand, part: str, *, for_s: float) -> None:
+def spared(server: black_box.ServerCommand, part: str, *, for_s: float) -> None:
     for process in server.find(part):
         os.kill(process, signal.SIGKILL)
     until_s = time.monotonic() + for_s
@@ -220,7 +206,7 @@ def spared(server: ServerCommand, part: str, *, for_s: float) -> None:
 
 
 @pytest.mark.parametrize("part", VITAL)
-def test_without_what_cannot(part: str, started: ServerCommand) -> None:
+def test_without_what_cannot(part: str, started: black_box.ServerCommand) -> None:
     started.ready()
     [process] = started.find(part)
     os.kill(process, signal.SIGKILL)
@@ -228,13 +214,13 @@ def test_without_what_cannot(part: str, started: ServerCommand) -> None:
     started.leaves_nothing()
 
 
-def test_a_start_clears_what_a_dead_server_left(started: ServerCommand, tmp_path: Path, port: int) -> None:
+def test_a_start_clears_what_a_dead_server_left(started: black_box.ServerCommand, tmp_path: Path, port: int) -> None:
     """All of it but HAProxy is killed in one go: nobody is left who could clear up."""
     started.ready()
-    [proxy] = started.find(HAPROXY)
+    [proxy] = started.find(black_box.HAPROXY)
     stop_then_kill([process for process in started.processes() if process != proxy])
-    assert listens(port)
-    assert "cleared" in speaks_again(tmp_path, port)
+    assert black_box.listens(port)
+    assert "cleared" in black_box.speaks_again(tmp_path, port)
     started.leaves_nothing()
 
 
@@ -255,20 +241,20 @@ def folders() -> set[Path]:
 def test_folders_do_not_pile_up(tmp_path: Path, port: int) -> None:
     before = folders()
     for _ in range(3):
-        with starting(tmp_path, port=port) as server:
+        with black_box.starting(tmp_path, port=port) as server:
             server.reach("starting the proxy")
             server.signal_group(signal.SIGKILL)
-            time.sleep(GONE_S)
+            time.sleep(black_box.GONE_S)
     assert len(folders() - before) <= 1
-    speaks_again(tmp_path, port)
+    black_box.speaks_again(tmp_path, port)
     assert len(folders() - before) <= 1
 
 
-def test_a_port_in_use_is_no_reason_to_end_anybody(started: ServerCommand, port: int) -> None:
+def test_a_port_in_use_is_no_reason_to_end_anybody(started: black_box.ServerCommand, port: int) -> None:
     """Another server of the same user lives: a second start on its port is refused, and harms nobody."""
     started.ready()
     command = ["serve", "--model", "embedded", "--port", str(port)]
-    refused = subprocess.run([*COMMAND, *command], capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run([*black_box.COMMAND, *command], capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 1
     assert "Address already in use" in refused.stderr
     assert started.speak() == 200

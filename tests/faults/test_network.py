@@ -20,12 +20,9 @@ def test_streams_of_a_host_go_on_when_its_link(fault: str) -> None:
         pytest.skip(obstacle)
     # A short path: Ray's sockets are in there.
     with network.linked() as link, tempfile.TemporaryDirectory(prefix="cut", ignore_cleanup_errors=True) as scratch:
-        command = network.inside(link.near, sys.executable, "-m", "tests.faults.cut", link.far, scratch)
-        errors = Path(scratch) / "cut.log"
-        with (
-            errors.open("w") as log,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
-        ):
+        order = network.inside(link.near, sys.executable, "-m", "tests.faults.cut", link.far, scratch)
+        path = Path(scratch) / "cut.log"
+        with path.open("w") as log, subprocess.Popen(order, stdout=subprocess.PIPE, stderr=log, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 if line.strip() != NOW:

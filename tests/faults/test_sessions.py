@@ -379,9 +379,7 @@ async def test_contexts_that_are_cancelled_cost_their_siblings_nothing(placed: S
         await asyncio.gather(*writing)
         reading.cancel()
         heard_s = {name: siblings.num_bytes[name] / BYTES_PER_S for name in ("alone", *names)}
-        print(
-            f"{num_cancelled} cancelled; seconds of audio {heard_s}; went on after a cancellation: {await moves(http)}"
-        )
+        print(f"{num_cancelled} cancelled; seconds of audio {heard_s}; went on after one: {await moves(http)}")
         assert all(heard_s[name] > 0.8 * heard_s["alone"] for name in names)
         assert await moves(http) > 0, "Serve cancelled none of the siblings' calls"
 

@@ -83,10 +83,8 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Public]:
 
 
 def test_nothing_of_it_needs_root(public: Public) -> None:
-    users = {
-        int(Path(f"/proc/{process}/status").read_text().partition("Uid:")[2].split()[0])
-        for process in public.server.processes()
-    }
+    statuses = [Path(f"/proc/{process}/status").read_text() for process in public.server.processes()]
+    users = {int(status.partition("Uid:")[2].split()[0]) for status in statuses}
     assert users == {NOBODY}
 
 

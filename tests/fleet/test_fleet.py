@@ -102,9 +102,7 @@ def test_a_head_that_is_away_for_90_s_is_not_missed(running: Running) -> None:
         fleet.wait(lambda: _replaced(fleet, victim.id), "another talker")
         replaced_s = time.monotonic() - back_s - start_s
         listeners.wait_heard(AT_ONCE)
-    print(
-        f"the head was away for {away_s:.0f} s and took {start_s:.1f} s to start; {replaced_s:.1f} s later the talker"
-    )
+    print(f"the head was away for {away_s:.0f} s and started in {start_s:.1f} s; {replaced_s:.1f} s later the talker")
     print(f"that had died was replaced: {summary(listeners.heard)}")
     assert different(listeners.heard, running.expected) == []
 
@@ -247,9 +245,7 @@ def test_a_stream_of_three_minutes_survives_scale_events_and_a_rolling_update(ru
         before = {each.id for name in (TALKER, CODEC) for each in fleet.replicas(name)}
         updated = _sized(fleet, api={"max_input_chars": 4095})
         fleet.ask("deploy", updated)
-        fleet.wait(
-            lambda: not before & {each.id for name in (TALKER, CODEC) for each in fleet.replicas(name)}, "others"
-        )
+        fleet.wait(lambda: not before & {each.id for name in (TALKER, CODEC) for each in fleet.replicas(name)}, "new")
         assert not listeners.heard, "the streams ended before the last change"
         fleet.wait(lambda: len(listeners.heard) >= len(doors), "the end of the streams", 900)
     fleet.deploy(updated)

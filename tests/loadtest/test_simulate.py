@@ -116,12 +116,8 @@ def test_a_pool_drains_the_emptiest_replicas_and_keeps_their_nodes_for_a_while()
 
 
 def test_the_model_is_learned_from_what_was_observed() -> None:
-    observed = [
-        Observed(n, n + 1.0, ttfb_s=0.1 + 0.01 * n, frames=50, frame_s=0.02 + 0.001 * n)
-        for n in range(10)
-        for _ in range(50)
-    ]
-    model = ServiceModel.learn(observed)
+    some = [Observed(n, n + 1.0, ttfb_s=0.1 + 0.01 * n, frames=50, frame_s=0.02 + 0.001 * n) for n in range(10)]
+    model = ServiceModel.learn(some * 50)
     assert model.frame_s(np.array([2.0, 8.0, 20.0])) == pytest.approx([0.021, 0.027, 0.039], abs=0.001)
     drawn = model.draw_ttfb(np.array([0] * 50 + [9] * 50), np.random.default_rng(0))
     assert drawn[:50].mean() == pytest.approx(0.1)

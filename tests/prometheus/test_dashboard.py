@@ -28,12 +28,8 @@ CLONE = {"ref_audio": data_url(recording(4.0)), "x_vector_only_mode": True}
 
 def expressions() -> dict[str, str]:
     """Of all panels, by the panel's title and the expression's letter."""
-    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
-    return {
-        f"{panel['title']}: {target['refId']}": target["expr"]
-        for panel in dashboard["panels"]
-        for target in panel["targets"]
-    }
+    board = json.loads((MONITORING / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    return {f"{view['title']}: {each['refId']}": each["expr"] for view in board["panels"] for each in view["targets"]}
 
 
 async def ask(http: aiohttp.ClientSession, frames: int, **fields: object) -> int:
@@ -79,9 +75,7 @@ async def test_every_panel_shows_data(prometheus_bin: Path, tmp_path: Path, monk
                 async with asyncio.timeout(BOUND_S):
                     while missing:
                         missing = {name: each for name, each in missing.items() if not await has_data(watch, each)}
-                        await asyncio.gather(
-                            *(ask(http, 10, **CLONE, seed=seed) for seed in range(2)), asyncio.sleep(1)
-                        )
+                        await asyncio.gather(*(ask(http, 10, **CLONE, seed=n) for n in range(2)), asyncio.sleep(1))
             assert missing == {}
             counted = (
                 "sum(increase(ray_talkray_failovers_total[10m]))",

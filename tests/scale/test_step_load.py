@@ -6,29 +6,22 @@ import aiohttp
 import pytest
 
 from deployments.config import TalkerConfig
-from serve_app.config import (
-    AdmissionSettings,
-    ApiSettings,
-    AppConfig,
-    CodecScalingConfig,
-    PoolConfig,
-    TalkerScalingConfig,
-)
+from serve_app import config
 from tests.e2e.speech import PATH, body, fetch
 from tests.scale.conftest import client, server
 from tests.scale.pools import Sizes, pool_sizes, until
 
 pytestmark = pytest.mark.anyio
 
-POOL = PoolConfig(num_cpus=0.2)
-STEP = AppConfig(
+POOL = config.PoolConfig(num_cpus=0.2)
+STEP = config.AppConfig(
     model="embedded",
-    api=ApiSettings(admission=AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)),
+    api=config.ApiSettings(admission=config.AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)),
     talker=TalkerConfig(max_num_seqs=2),
     talker_pool=POOL,
     codec_pool=POOL,
-    talker_scaling=TalkerScalingConfig(max_replicas=3, scale_down_window_s=5),
-    codec_scaling=CodecScalingConfig(max_replicas=3, streams_per_replica=2, scale_down_window_s=5),
+    talker_scaling=config.TalkerScalingConfig(max_replicas=3, scale_down_window_s=5),
+    codec_scaling=config.CodecScalingConfig(max_replicas=3, streams_per_replica=2, scale_down_window_s=5),
 )
 LISTENERS = 6  # three replicas' worth of each pool
 ALL_RUN = Sizes((3, 3), (3, 3))
@@ -58,10 +51,10 @@ async def test_both_pools_grow_by_their_queues_and_shrink_again_and_no_request_f
             assert len(await fetch(http, body())) > 0
 
 
-ZERO = AppConfig(
+ZERO = config.AppConfig(
     model="embedded",
-    api=ApiSettings(admission=AdmissionSettings(start_wait_s=0.5, max_wait_s=2.5)),
-    talker_scaling=TalkerScalingConfig(min_replicas=0, scale_down_window_s=1, scale_to_zero_after_s=1),
+    api=config.ApiSettings(admission=config.AdmissionSettings(start_wait_s=0.5, max_wait_s=2.5)),
+    talker_scaling=config.TalkerScalingConfig(min_replicas=0, scale_down_window_s=1, scale_to_zero_after_s=1),
 )
 
 

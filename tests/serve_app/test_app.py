@@ -130,10 +130,8 @@ def talkers(config: AppConfig) -> dict[str, bool]:
 
 
 def test_an_ingress_replica_outlasts_its_streams() -> None:
-    drains = {
-        item.name: item._deployment_config.graceful_shutdown_timeout_s
-        for item in built(AppConfig(model="embedded")).deployments
-    }
+    deployments = built(AppConfig(model="embedded")).deployments
+    drains = {item.name: item._deployment_config.graceful_shutdown_timeout_s for item in deployments}
     assert drains["Ingress"] == LONGEST_STREAM_S
     assert drains["Codec"] == drains["Talker"] < LONGEST_STREAM_S
     drain_s = float(CLUSTER["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
@@ -220,18 +218,13 @@ def several(**more: Any) -> AppConfig:
 def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
     application = built(several())
     by_name = {item.name: item for item in application.deployments}
-    assert set(by_name) == {
-        *("Ingress", "Jobs"),
-        *("Talker-CustomVoice", "Talker-Base", "Talker-nora"),
-        *("Codec-CustomVoice", "Codec-nora"),
-    }
+    talkers, codecs = {"Talker-CustomVoice", "Talker-Base", "Talker-nora"}, {"Codec-CustomVoice", "Codec-nora"}
+    assert set(by_name) == {"Ingress", "Jobs"} | talkers | codecs
     source, _, handles, placements, _, pool = by_name["Codec-CustomVoice"].init_args
     assert pool == "CustomVoice"
     assert source == "Qwen/Qwen3-TTS-12Hz-1.7B-Base"  # which alone has the encoder of recordings
-    assert {name: handle.deployment_name for name, handle in handles.items()} == {
-        "CustomVoice": "Talker-CustomVoice",
-        "Base": "Talker-Base",
-    }
+    names = {name: handle.deployment_name for name, handle in handles.items()}
+    assert names == {"CustomVoice": "Talker-CustomVoice", "Base": "Talker-Base"}
     assert placements == dict.fromkeys(("CustomVoice", "Base"), "pool")  # their talkers have no GPU to share
     on_gpu = {item.name: item for item in built(several(talker_pool={"num_gpus": 0.5})).deployments}
     assert set(on_gpu["Codec-CustomVoice"].init_args[3].values()) == {"hybrid"}

@@ -155,16 +155,12 @@ except Exception as error:
 def test_what_leaves_this_machine_uses_the_proxy(call: str, target: str, own: Listening) -> None:
     with answering() as proxy:
         url = "http://outside.invalid" if target == "elsewhere" else f"http://127.0.0.1:{own.port}"
-        environment = {
-            name: value for name, value in os.environ.items() if name not in (*NAMES, "no_proxy", "NO_PROXY")
-        }
-        environment |= {"http_proxy": f"http://127.0.0.1:{proxy.port}", "HF_ENDPOINT": url}
-        environment |= {"AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x"}
-        environment |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+        env = {name: value for name, value in os.environ.items() if name not in (*NAMES, "no_proxy", "NO_PROXY")}
+        env |= {"http_proxy": f"http://127.0.0.1:{proxy.port}", "HF_ENDPOINT": url}
+        env |= {"AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x"}
+        env |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
         command = [sys.executable, "-c", SCRIPT.format(call=call), url]
-        said = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True
-        )
+        said = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=True)
         asked = {"elsewhere": bool(proxy.asked), "this machine": bool(own.asked)}
         assert asked == {"elsewhere": target == "elsewhere", "this machine": target != "elsewhere"}, said.stdout
 

@@ -85,10 +85,8 @@ def spoken(engine: Engine, request: SynthesisRequest) -> Codes:
 def test_the_embedded_voices_head_is_the_one_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     engine = build_engine(locate("embedded", report=lambda line: None), CONFIG)
-    asked = [
-        SynthesisRequest("x", text, voice="nora", seed=seed, sampling=Sampling(max_new_tokens=100))
-        for seed, text in enumerate(TEXTS)
-    ]
+    sampling = Sampling(max_new_tokens=100)
+    asked = [SynthesisRequest("x", text, voice="nora", seed=n, sampling=sampling) for n, text in enumerate(TEXTS)]
     best, *_ = find_head(engine, [(request, spoken(engine, request)) for request in asked])
     assert (best.layer, best.head) == engine.model_config.text.alignment_head
     assert best.follows
@@ -129,7 +127,7 @@ def test_where_no_head_walks_steadily_none_is_noted(random: Callable[[str], Path
     assert not (random(name) / OWN_FACTS).exists()
 
 
-def test_a_folder_that_cannot_be_written_is_a_failure_that_says_what_to_do(
+def test_unwritable_folders_fail(
     random: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = plant(random("1.7B-Base"), tmp_path / "model")

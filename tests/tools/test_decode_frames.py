@@ -43,14 +43,12 @@ def service(model: Path) -> CodecService:
     return make_service(model)
 
 
-@pytest.mark.parametrize("leading_silence", [False, True])
+@pytest.mark.parametrize("silence", [False, True])
 @pytest.mark.parametrize("text", ["Hello there.", "One two three four. Five six seven eight."])
-async def test_samples_agree(
-    model: Path, service: CodecService, tmp_path: Path, text: str, leading_silence: bool
-) -> None:
+async def test_samples_agree(model: Path, service: CodecService, tmp_path: Path, text: str, silence: bool) -> None:
     spoken = Spoken(service, replace(CUSTOM_VOICE, max_segment_chars=25))
     transport = httpx.ASGITransport(one_api(spoken, ApiSettings()))
-    asked = {"input": text, "voice": "alloy", "seed": 3, "leading_silence": leading_silence}
+    asked = {"input": text, "voice": "alloy", "seed": 3, "leading_silence": silence}
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         frames = (await client.post("/v1/audio/frames", json=asked)).content
         pcm = (await client.post("/v1/audio/speech", json={**asked, "response_format": "pcm"})).content

@@ -30,11 +30,8 @@ def built(folder: Path, *, umask: int, environment: Mapping[str, str]) -> dict[s
 def test_two_builds_are_equal_and_complete(tmp_path: Path) -> None:
     first = built(tmp_path / "a", umask=0o022, environment={"TZ": "UTC", "PYTHONHASHSEED": "1", "TMPDIR": "/tmp"})
     (tmp_path / "scratch").mkdir()
-    second = built(
-        tmp_path / "b",
-        umask=0o077,
-        environment={"TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2", "TMPDIR": str(tmp_path / "scratch")},
-    )
+    environment = {"TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2", "TMPDIR": str(tmp_path / "scratch")}
+    second = built(tmp_path / "b", umask=0o077, environment=environment)
     assert [name for name in first.keys() | second.keys() if first.get(name) != second.get(name)] == []
     [wheel] = (tmp_path / "a").glob("*.whl")
     page = (dist.ROOT / "docs/versions.md").read_text(encoding="utf-8")

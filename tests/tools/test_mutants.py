@@ -45,9 +45,7 @@ def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("slow", ["tests", "tests/folder"])
-def test_what_takes_too_long_without_a_mutant_is_undecided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
-) -> None:
+def test_what_is_slow_without_a_mutant_is_undecided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
     (tmp_path / "code.py").write_text("x = 1\n")
     monkeypatch.setattr(mutants, "failed", lambda _, tests, *__, **___: mutants._HANGS if tests == [slow] else None)
     monkeypatch.setattr(mutants, "stages", lambda path: [(["tests"], 1), (["tests/folder"], 1)])

@@ -106,10 +106,8 @@ def test_another_tokenizer_is_copied_and_the_layout_follows_it(checkpoint: Path,
     out = tmp_path / "out"
     assert main([str(out), "--like", "tiny-Base", "--tokenizer", str(checkpoint)]) == 0
     assert (out / "vocab.json").read_bytes() == (checkpoint / "vocab.json").read_bytes()
-    assert read_shapes(out)["talker.model.text_embedding.weight"] == (
-        151936,
-        TINY.config["talker_config"]["text_hidden_size"],
-    )
+    shape = (151936, TINY.config["talker_config"]["text_hidden_size"])
+    assert read_shapes(out)["talker.model.text_embedding.weight"] == shape
     assert "speaker_encoder.fc.weight" in read_shapes(out)
 
 

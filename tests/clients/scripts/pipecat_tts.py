@@ -47,9 +47,7 @@ def service(order: Order) -> Any:
         case "deepgram":
             from pipecat.services.deepgram.tts import DeepgramTTSService
 
-            return DeepgramTTSService(
-                api_key="none", base_url=sockets, settings=DeepgramTTSService.Settings(voice=voice)
-            )
+            return DeepgramTTSService(api_key="x", base_url=sockets, settings=DeepgramTTSService.Settings(voice=voice))
         case "deepgram-flux":
             from pipecat.services.deepgram.flux.tts import DeepgramFluxTTSService
 
@@ -58,9 +56,7 @@ def service(order: Order) -> Any:
         case "elevenlabs":
             from pipecat.services.elevenlabs.tts import ElevenLabsTTSService
 
-            return ElevenLabsTTSService(
-                api_key="none", url=sockets, settings=ElevenLabsTTSService.Settings(voice=voice)
-            )
+            return ElevenLabsTTSService(api_key="x", url=sockets, settings=ElevenLabsTTSService.Settings(voice=voice))
         case "cartesia":
             from pipecat.services.cartesia.tts import CartesiaTTSService
 

@@ -41,9 +41,7 @@ async def hear_the_end(client: AsyncElevenLabs, order: Order) -> None:
 async def keep_a_voice(client: AsyncElevenLabs, recording: bytes) -> None:
     """Create, list, rename and delete one; speaking with it takes a Base checkpoint."""
     made = await client.voices.ivc.create(name="kept", files=[("kept.wav", recording)])
-    assert (made.voice_id, "cloned") in [
-        (each.voice_id, each.category) for each in (await client.voices.search()).voices
-    ]
+    assert (made.voice_id, "cloned") in [(one.voice_id, one.category) for one in (await client.voices.search()).voices]
     await client.voices.update(voice_id=made.voice_id, name="renamed")
     assert (await client.voices.get(made.voice_id)).name == "renamed"
     await client.voices.delete(made.voice_id)

@@ -109,10 +109,7 @@ class Sequences:
 
     async def nari(self, text: str) -> Pcm:
         start = {"type": "request.start", "model": "tts-1", "voice": self._order.voice, "language": "auto"}
-        parts = [
-            {"type": "input_text.append", "sequence": number, "text": piece}
-            for number, piece in enumerate(pieces(text))
-        ]
+        parts = [{"type": "input_text.append", "sequence": at, "text": piece} for at, piece in enumerate(pieces(text))]
         messages = [start, *parts, {"type": "input_text.end", "sequence": len(parts)}]
         async for pcm in self._binary(f"{SPEECH}/ws", messages, last="response.done", protocols=("nari.speech.v1",)):
             yield pcm

@@ -70,9 +70,7 @@ async def test_where_its_talkers_run_is_asked_once(placement: Placement, on_gpu:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("error", [ActorDiedError(), BackPressureError(1, 1), NotReady("not yet")])
-async def test_a_start_meets_the_talkers_once_and_goes_on_without_them(
-    placement: Placement, error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_starts_need_no_talkers(placement: Placement, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     talkers = Handle(error)
     replica = CodecReplica("model", CodecConfig(), {"": talkers}, {}, 0.25)  # type: ignore[dict-item]
     for _ in range(2):

@@ -119,12 +119,8 @@ def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
     (100, 0, (4, 4, 4, 4, 8, 12)),  # nothing keeps up: no longer silence for that
 ])  # fmt: skip
 def test_first_chunks_play_while_the_next_is_made(frame_ms: float, wait_ms: float, expected: tuple[int, ...]) -> None:
-    assert (
-        fitted_ramp((1, 1, 2, 4, 8, 12), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False)
-        == expected
-    )
-    assert fitted_ramp((12,), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == (12,)
-    assert fitted_ramp((3, 12), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == (3, 12)
+    for ramp, fitted in (((1, 1, 2, 4, 8, 12), expected), ((12,), (12,)), ((3, 12), (3, 12))):
+        assert fitted_ramp(ramp, frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == fitted
 
 
 @pytest.mark.parametrize(

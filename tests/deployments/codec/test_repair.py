@@ -92,7 +92,5 @@ def test_float32_that_is_not_finite_ends_its_stream_only(directory: Path, decode
 def test_a_state_too_large_for_the_type_is_its_largest_value() -> None:
     from deployments.codec.decoder import _cast
 
-    large, small = (
-        DecoderState(3, (torch.tensor([1e6, -1e6, 0.5]).to(dtype),)) for dtype in (torch.float32, torch.half)
-    )
+    large, small = (DecoderState(3, (torch.tensor([1e6, -1e6, 0.5]).to(kind),)) for kind in (torch.float32, torch.half))
     assert _cast(large, small).tensors[0].tolist() == [65504.0, -65504.0, 0.5]

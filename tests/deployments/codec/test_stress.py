@@ -70,9 +70,7 @@ class FakeSlots:
     ({"float16": -inf, "bfloat16": 30.0, "tf32": 30.0, "float32": 90.0}, "float32", "bfloat16 30.0 dB, tf32 30.0 dB"),
     ({"float16": 0.1, "tf32": 0.1, "float32": 0.1}, "float32", "no arithmetic is"),
 ])  # fmt: skip
-def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
-    ratio_db: dict[str, float], chosen: str, said: str, decoder: CodecDecoder
-) -> None:
+def test_the_probe_prevents_no_start(ratio_db: dict[str, float], chosen: str, said: str, decoder: CodecDecoder) -> None:
     lines: list[str] = []
     slots = fitting_slots(
         decoder,

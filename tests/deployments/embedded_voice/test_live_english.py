@@ -39,9 +39,7 @@ def test_it_reads_what_it_would_read_of_the_whole(seed: int) -> None:
 def test_a_long_list_is_cut_between_its_items(size: int) -> None:
     text = "\n".join(f"- item {number} is good & long" for number in range(100))
     front = LiveEnglish()
-    parts = [
-        part for start in range(0, len(text), size) for part in front.feed(text[start : start + size], is_last=False)
-    ]
+    parts = [part for at in range(0, len(text), size) for part in front.feed(text[at : at + size], is_last=False)]
     assert len(parts) >= len(text) // LONGEST_UNCUT
     parts += front.feed("", is_last=True)
     assert "".join(part.spoken for part in parts) == spoken_english(text)

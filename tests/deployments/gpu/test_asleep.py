@@ -10,9 +10,7 @@ import pytest
 from deployments.errors import EngineError
 from deployments.gpu import asleep
 
-LOCK, CHECKPOINT, RESTORE, UNLOCK = (
-    f"cuCheckpointProcess{name}" for name in ("Lock", "Checkpoint", "Restore", "Unlock")
-)
+LOCK, CHECKPOINT, RESTORE, UNLOCK = (f"cuCheckpointProcess{end}" for end in ("Lock", "Checkpoint", "Restore", "Unlock"))
 
 
 @pytest.mark.parametrize(("change", "refused", "asked"), [

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,18 +77,14 @@ class Replicas:
 
 
 @pytest.mark.parametrize("loss", [LOST, Moved("leaving")])
-async def test_a_lost_stream_goes_on_behind_what_the_reader_has(
-    loss: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_lost_streams_go_on_behind_what_the_reader_has(loss: Exception, caplog: pytest.LogCaptureFixture) -> None:
     replicas = Replicas([BEAT, frame(1), frame(2), loss], [BEAT, frame(3), loss], [BEAT, frame(4, last=True)])
     assert await replicas.read() == [1, 2, 3, 4]
     assert (replicas.asked, replicas.closed, replicas.trail) == ([0, 2, 3], 3, ["TalkerLost"] * 2)
     assert ["request r continues" in each and str(loss) in each for each in caplog.messages] == [True, True]
 
 
-def test_another_replica_is_asked_at_once_and_others_ever_later_and_losses_are_told(
-    monkeypatch: pytest.MonkeyPatch, fed: list[tuple[str, float, dict[str, str]]]
-) -> None:
+def test_others_are_asked_ever_later_and_losses_are_told(monkeypatch: pytest.MonkeyPatch, fed: list[Any]) -> None:
     clock = Clock(100.0)
     monkeypatch.setattr(failover, "time", SimpleNamespace(monotonic=clock, time_ns=lambda: round(clock() * 1e9)))
     attempts = Attempts(TalkerLost, "r")
@@ -205,9 +202,7 @@ async def persisted(replicas: Replicas, *, pause_behind: int) -> list[int]:
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_reader_that_takes_nothing_leaves_its_replica_and_goes_on_from_its_codes() -> None:
-    replicas = Replicas(
-        [frame(1), frame(2), frame(9)], [Overloaded("full", 1.0)], [BEAT, frame(3), frame(4, last=True)]
-    )
+    replicas = Replicas([frame(1), frame(2), frame(9)], [Overloaded("full", 1)], [BEAT, frame(3), frame(4, last=True)])
     assert await persisted(replicas, pause_behind=2) == [1, 2, 3, 4]
     assert (replicas.asked, replicas.trail) == ([0, 2, 2], [])
     assert replicas.played == 2  # the first one was left before its end

@@ -6,16 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deployments import protocol
 from deployments.errors import CodecLost, ReplicaLost, TalkerLost
-from deployments.protocol import (
-    ClonePrompt,
-    FinishReason,
-    FrameChunk,
-    PcmChunk,
-    Progress,
-    Reading,
-    SynthesisRequest,
-)
+from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, PcmChunk, Reading, SynthesisRequest
 from deployments.serving.failover import ReceivedProgress, with_failover
 from deployments.serving.replica_streams import CodecAudio, OutgoingAudio, PendingFrames, TalkerAudio
 from deployments.speech_detection import LeadingSilence
@@ -87,11 +80,9 @@ async def test_a_segment_of_a_job_is_given_up_at_its_first_loss(
         yield beat
         raise lost("gone", 3)
 
-    reading = stream(
-        SynthesisRequest("r", "Hi.", background=background), dying, CUSTOM_VOICE, each_chunk=lambda chunk: None
-    )
+    heard = stream(SynthesisRequest("r", "Hi.", background=background), dying, CUSTOM_VOICE, each_chunk=lambda _: None)
     with pytest.raises(lost) as given_up:
-        [chunk async for chunk in with_failover(reading)]
+        [chunk async for chunk in with_failover(heard)]
     assert (len(asked), given_up.value.beside) == (calls, 3)  # the desk of jobs decides what is tried again
 
 
@@ -99,7 +90,7 @@ def test_another_replica_goes_on_after_all_that_was_received() -> None:
     received = ReceivedProgress()
     received.add(FrameChunk(NO_CODES, 0), 0)
     assert received.progress is None
-    received = ReceivedProgress(Progress(codes(1), SAMPLES))
+    received = ReceivedProgress(protocol.Progress(codes(1), SAMPLES))
     received.add(FrameChunk(codes(2, 3), 0), 2 * SAMPLES)
     progress = received.progress
     assert progress is not None

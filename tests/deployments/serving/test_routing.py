@@ -65,9 +65,7 @@ async def choices(replicas: list[Replica], request: object = REQUEST, times: int
     ([(HERE, 3), (HERE, 1), (THERE, 2)], HERE),  # all replicas of the own node take part
     ([(HERE, 0)] * 2, HERE), ([(THERE, 0)] * 2, THERE),  # all on one side
 ])  # fmt: skip
-async def test_the_own_node_is_chosen_unless_it_has_more_to_do(
-    queues: list[tuple[str, int]], node_id: str, request_: object
-) -> None:
+async def test_own_nodes_are_taken_unless_busier(queues: list[tuple[str, int]], node_id: str, request_: object) -> None:
     replicas = [Replica(number, *where) for number, where in enumerate(queues)]
     assert await choices(replicas, request_) == {node_id: 200}
 

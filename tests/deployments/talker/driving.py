@@ -5,17 +5,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from deployments import protocol
 from deployments.errors import InvalidRequest
-from deployments.protocol import (
-    ClonePrompt,
-    Codes,
-    FinishReason,
-    FrameChunk,
-    Progress,
-    Reference,
-    Sampling,
-    SynthesisRequest,
-)
+from deployments.protocol import ClonePrompt, Codes, FinishReason, FrameChunk, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 
 GREEDY = Sampling(do_sample=False, subtalker_dosample=False, repetition_penalty=1.0)
@@ -47,7 +39,7 @@ def ask(
 
 def resumed(request: SynthesisRequest, codes: Codes, *, samples: int = 0) -> SynthesisRequest:
     """`request` as another replica goes on with it: after `codes`, of which `samples` have been delivered."""
-    return replace(request, resume=Progress(codes, samples))
+    return replace(request, resume=protocol.Progress(codes, samples))
 
 
 def drain(engine: Engine, failures: dict[int, Exception] | None = None) -> dict[int, Spoken]:

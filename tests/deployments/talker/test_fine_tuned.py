@@ -27,19 +27,17 @@ def said(engine: Engine, voice: str) -> list[list[int]]:
     return codes
 
 
-def made(
-    source: Path, directory: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **config: Any
-) -> Path:
+def made(source: Path, folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **config: Any) -> Path:
     """A copy of checkpoint `source` with other tensors, and with other keys in its config.json."""
     for file in (path for path in source.rglob("*") if path.is_file()):
-        copy = directory / file.relative_to(source)
+        copy = folder / file.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
-    save_file(change(load_file(source / WEIGHTS)), directory / WEIGHTS)
+    save_file(change(load_file(source / WEIGHTS)), folder / WEIGHTS)
     values = json.loads((source / "config.json").read_text(encoding="utf-8"))
     talker = values["talker_config"] | config.pop("talker_config", {})
-    (directory / "config.json").write_text(json.dumps(values | config | {"talker_config": talker}), encoding="utf-8")
-    return directory
+    (folder / "config.json").write_text(json.dumps(values | config | {"talker_config": talker}), encoding="utf-8")
+    return folder
 
 
 def test_a_voice_by_the_official_recipe(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
@@ -64,13 +62,9 @@ def test_a_voice_by_the_official_recipe(tiny_checkpoint: Callable[[str], Path], 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_of_another_type(dtype: torch.dtype, tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    source = tiny_checkpoint("CustomVoice")
+    source, rounded = tiny_checkpoint("CustomVoice"), tmp_path / "rounded"
     made(source, tmp_path / "stored", lambda tensors: {name: tensor.to(dtype) for name, tensor in tensors.items()})
-    rounded = made(
-        source,
-        tmp_path / "rounded",
-        lambda tensors: {name: tensor.to(dtype).float() for name, tensor in tensors.items()},
-    )
+    made(source, rounded, lambda tensors: {name: each.to(dtype).float() for name, each in tensors.items()})
     stored, wanted = build_engine(locate(str(tmp_path / "stored")), CONFIG), build_engine(rounded, CONFIG)
     voice = stored.info.voices[0]
     assert said(stored, voice) == said(wanted, voice)

@@ -1,5 +1,6 @@
 """The embedded voice does as it is told: slower, faster, quieter. Other instructions change next to nothing."""
 
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -22,10 +23,8 @@ def embedded() -> Engine:
 
 
 def spoken(engine: Engine, instructions: str | None) -> list[Spoken]:
-    requests = [
-        ask(TEXT, voice=voice, seed=3, frames=400, instructions=instructions, non_streaming_mode=True)
-        for voice in engine.info.voices
-    ]
+    asked = ask(TEXT, seed=3, frames=400, instructions=instructions, non_streaming_mode=True)
+    requests = [replace(asked, voice=voice) for voice in engine.info.voices]
     return speak_all(engine, requests)
 
 

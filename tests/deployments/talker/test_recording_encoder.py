@@ -45,9 +45,7 @@ def recording(seconds: float) -> Reference:
     return Reference(draw.normal(0, 0.1, round(24000 * seconds)).astype(np.float32), "Said.")
 
 
-def test_recordings_in_flight_at_the_same_time_keep_their_results(
-    recordings: RecordingEncoder, codec: CodecEncoder, speaker: SpeakerEncoder
-) -> None:
+def test_recordings_do_not_mix(recordings: RecordingEncoder, codec: CodecEncoder, speaker: SpeakerEncoder) -> None:
     references = [recording(seconds) for seconds in SECONDS]
     started = [recordings.start(reference) for reference in references]
     for reference, prompt in zip(references, [each.prompt() for each in started], strict=True):

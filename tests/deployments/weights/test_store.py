@@ -101,6 +101,8 @@ def test_a_misspelt_name_gets_a_hint_and_the_list() -> None:
     with pytest.raises(CheckpointError, match=r"did you mean '1\.7B-CustomVoice'") as error:
         repository("1.7B-CustomVioce")
     assert all(name in str(error.value) for name in REPOSITORIES)
+    with pytest.raises(CheckpointError, match="not a Hugging Face name"):
+        locate("bad name/model")
 
 
 def test_a_part_of_a_checkpoint_in_the_cache_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +122,6 @@ def test_a_failed_download_says_what_to_do() -> None:
         "`hf download Qwen/Qwen3-TTS-12Hz-1.7B-Bass`", str(constants.HF_HUB_CACHE),
     ):  # fmt: skip
         assert part in message
-
-
-def test_a_name_that_no_repository_can_have_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="not a Hugging Face name"):
-        locate("bad name/model")
 
 
 def test_a_folder_that_takes_no_voice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,12 +78,9 @@ def test_the_ports_between_replicas_take_no_call_without_the_token(open_at_start
         if listener.loopback:
             continue
         for metadata in ((), (("authorization", "Bearer " + "0" * 64),)):
-            with (
-                grpc.insecure_channel(f"127.0.0.1:{listener.port}") as channel,
-                pytest.raises(grpc.RpcError) as refused,
-            ):
+            with grpc.insecure_channel(f"127.0.0.1:{listener.port}") as channel, pytest.raises(grpc.RpcError) as told:
                 channel.unary_unary(CALL)(b"", metadata=metadata, timeout=30)
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_the_proxy_listens_where_told(port: int, processes: dict[int, str], open_at_start: list[Listener]) -> None:

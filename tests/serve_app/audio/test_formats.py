@@ -9,16 +9,8 @@ import pytest
 import soundfile
 
 from serve_app.api.resolve.speech_request import RAW
-from serve_app.audio.formats import (
-    AudioFormat,
-    AudioOptions,
-    CompressedEncoder,
-    Filter,
-    RawEncoder,
-    Rendering,
-    factors,
-    open_encoder,
-)
+from serve_app.audio import formats
+from serve_app.audio.formats import AudioFormat, AudioOptions, Filter, Rendering, open_encoder
 from tests.serve_app.fake import CUSTOM_VOICE, tone
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +20,9 @@ SECONDS = 2
 CONTAINERS = [audio_format for audio_format in AudioFormat if audio_format not in RAW]
 
 
-def encoder_for(audio_format: AudioFormat, num_bytes: int | None = None) -> RawEncoder | CompressedEncoder:
+def encoder_for(
+    audio_format: AudioFormat, num_bytes: int | None = None
+) -> formats.RawEncoder | formats.CompressedEncoder:
     return open_encoder(AudioOptions(audio_format), RATE, frame_samples=FRAME, num_bytes=num_bytes)
 
 
@@ -150,8 +144,8 @@ def test_nothing_in_nothing_out() -> None:
 
 @pytest.mark.parametrize("speed", [0.25, 0.49, 0.5, 1.0, 2.0, 2.01, 4.0])
 def test_every_step_is_one_that_atempo_does_well(speed: float) -> None:
-    assert math.prod(factors(speed)) == pytest.approx(speed)
-    assert all(0.5 <= factor <= 2 for factor in factors(speed))
+    assert math.prod(formats.factors(speed)) == pytest.approx(speed)
+    assert all(0.5 <= factor <= 2 for factor in formats.factors(speed))
 
 
 @pytest.mark.parametrize(("audio_format", "codec"), [(AudioFormat.MULAW, "pcm_mulaw"), (AudioFormat.ALAW, "pcm_alaw")])
@@ -223,9 +217,7 @@ def test_tags_say_that_speech_is_synthetic_and_delay_nothing(audio_format: Audio
     )
     pcm = tone(RATE)
     first, usual = told.encode(pcm[: 2 * FRAME]), bare.encode(pcm[: 2 * FRAME])
-    whole, plain = (
-        begin + each.encode(pcm[2 * FRAME :]) + each.close() for begin, each in ((first, told), (usual, bare))
-    )
+    whole, plain = (begin + one.encode(pcm[2 * FRAME :]) + one.close() for begin, one in ((first, told), (usual, bare)))
     is_kept = audio_format is AudioFormat.MP3 and num_bytes is not None  # until its length is in its header
     tag_bytes = len(whole) - len(plain)
     assert tag_bytes > 0

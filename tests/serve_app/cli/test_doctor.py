@@ -123,10 +123,8 @@ def test_a_taken_port(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def server(metrics: str, *, about: str | None = None, key: str = "") -> Iterator[int]:
     """The port of a server with these metrics, which `key` opens, and this documentation: without one Talkray's."""
-    texts = {
-        "/metrics": metrics,
-        "/openapi.json": about or json.dumps(one_api(FakeSynthesizer(), ApiSettings()).openapi()),
-    }
+    openapi = about or json.dumps(one_api(FakeSynthesizer(), ApiSettings()).openapi())
+    texts = {"/metrics": metrics, "/openapi.json": openapi}
 
     class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -26,6 +26,7 @@ from serve_app.config import AppConfig, ConfigError, read_config
 from serve_app.extensions import COMMANDS
 
 RUNNER = CliRunner()
+Started = list[tuple[AppConfig, Address]]
 ENTRY = {
     "time": "2026-01-02T03:04:05+0000", "id": "a1", "method": "POST", "path": "/v1/audio/speech", "client": "::1",
     "key": None, "voice": "nora", "audio_s": 2.34, "ttfa_ms": 120, "outcome": "stop",
@@ -104,7 +105,7 @@ def test_a_command_knows_what_was_typed(monkeypatch: pytest.MonkeyPatch, typed: 
 
 @pytest.mark.parametrize(("ok", "exit_code"), [(True, 0), (False, 1)])
 def test_doctor_fails_where_a_finding_does(monkeypatch: pytest.MonkeyPatch, ok: bool, exit_code: int) -> None:
-    asked: list[tuple[AppConfig, Address]] = []
+    asked: Started = []
 
     def examine(config: AppConfig, address: Address) -> list[Finding]:
         asked.append((config, address))
@@ -211,9 +212,9 @@ def test_a_missing_file_is_an_error(key_file: Path) -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[AppConfig, Address]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The servers that `talkray serve` has started: each serves one request, and ends."""
-    started: list[tuple[AppConfig, Address]] = []
+    started: Started = []
 
     @contextmanager
     def running(
@@ -234,9 +235,7 @@ def serve(*options: str) -> Result:
     return result
 
 
-def test_serve_takes_a_key_file_and_origins(
-    key_file: Path, monkeypatch: pytest.MonkeyPatch, started: list[tuple[AppConfig, Address]]
-) -> None:
+def test_serve_takes_a_key_file_and_origins(key_file: Path, monkeypatch: pytest.MonkeyPatch, started: Started) -> None:
     run("create", "ada")
     monkeypatch.chdir(key_file.parent)
     port = free_port()
@@ -277,9 +276,7 @@ def test_what_serve_prints_of_a_request(options: tuple[str, ...], shown: str) ->
     assert "Press Ctrl-C to stop." in told
 
 
-def test_settings_of_no_file_follow_the_card(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, started: list[tuple[AppConfig, Address]]
-) -> None:
+def test_settings_of_no_file_follow_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, started: Started) -> None:
     def smaller(config: AppConfig, _: Address) -> AppConfig:
         return config.model_copy(update={"talker": config.talker.model_copy(update={"max_num_seqs": 5})})
 
@@ -315,9 +312,7 @@ def test_models_share_few_gpus(
 
 
 def test_a_full_disk_behind_standard_output_is_one_line() -> None:
-    command = "import sys; from serve_app.cli.main import main; sys.argv[1:] = ['--version']; main()"
+    code = "import sys; from serve_app.cli.main import main; sys.argv[1:] = ['--version']; main()"
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "talkray: cannot write to standard output: No space left on device\n")

@@ -117,9 +117,7 @@ def write_token(home: Path) -> None:
 
 @pytest.mark.parametrize("own", [None, "disabled"])
 @pytest.mark.parametrize("place", ["a file", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
-def test_a_token_that_ray_start_finds_is_one_that_serve_deploy_shows(
-    environment: dict[str, str], tmp_path: Path, place: str, own: str | None
-) -> None:
+def test_ray_start_finds_our_token(environment: dict[str, str], tmp_path: Path, place: str, own: str | None) -> None:
     environment |= {"HOME": str(tmp_path)} | ({} if own is None else {"RAY_AUTH_MODE": own})
     assert "RAY_AUTH_MODE" not in for_a_node()
     if place == "a file":

@@ -59,11 +59,9 @@ def test_each_path_has_a_row() -> None:
     operations = [route.operation for dialect in DIALECTS for route in dialect.routes]
     posts = [each.removeprefix("POST ") for each in operations if each.startswith("POST ")]
     paths = [*(row.path.partition("?")[0] for row in POSTS.values()), *ISSUING]
-    rowless = {
-        path for path, protocol in sockets_of if not _is_among(path, [p for p, own in places if own == protocol])
-    }
+    absent = {path for path, protocol in sockets_of if not _is_among(path, [p for p, own in places if own == protocol])}
     rows = f"add rows to tools/suites/rows/{{{','.join(BUILT_IN)}}}.py"
-    assert rowless == {alias for row in SOCKETS.values() for alias in row.aliases}, f"sockets: {rows}"
+    assert absent == {alias for row in SOCKETS.values() for alias in row.aliases}, f"sockets: {rows}"
     assert {path for path in posts if not _is_among(path, paths)} == {*STORING}, f"posts, or storing: {rows}"
 
 
@@ -267,9 +265,7 @@ def styles_of(synthesizer: FakeSynthesizer) -> list[tuple[str | None, str]]:
 @socket_rows
 async def test_a_tag_holds_to_the_next_one_wherever_it_is_cut(row: SocketRow) -> None:
     whole = [row.speak(TAGGED)]
-    in_parts = [
-        row.speak_in_parts(TAGGED[:cut], TAGGED[cut:]) for cut in range(1, len(TAGGED), 9) if row.split_utterance
-    ]
+    in_parts = [row.speak_in_parts(TAGGED[:at], TAGGED[at:]) for at in range(1, len(TAGGED), 9) if row.split_utterance]
     for messages in (*whole, *in_parts, *([row.speak_in_parts(*TAGGED)] if row.split_utterance else [])):
         synthesizer = FakeSynthesizer(script=utterance())
         async with connected(row, synthesizer) as client:

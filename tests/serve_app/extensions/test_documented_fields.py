@@ -58,11 +58,8 @@ class Outcome:
 def scrubbed(value: Any) -> Any:
     """Without what differs each time, and without what is named as ignored."""
     if isinstance(value, dict):
-        return {
-            name: scrubbed(inner)
-            for name, inner in value.items()
-            if name not in ("event_id", "item_id", "id", "ignored", "previous_item_id", "usage")
-        }
+        left_out = ("event_id", "item_id", "id", "ignored", "previous_item_id", "usage")
+        return {name: scrubbed(inner) for name, inner in value.items() if name not in left_out}
     return [scrubbed(inner) for inner in value] if isinstance(value, list) else value
 
 

@@ -27,10 +27,8 @@ socket_rows = pytest.mark.parametrize("row", SOCKETS.values(), ids=SOCKETS)
 
 def ending(*reasons: FinishReason) -> FakeSynthesizer:
     """Two seconds for each request, whose ends have these reasons; STOP where there is none left."""
-    first, *others = (
-        [chunk(SECONDS), chunk(b"", frames=0, finish_reason=each)] for each in (FinishReason.STOP, *reasons)
-    )
-    return FakeSynthesizer(script=first, scripts=others)
+    first, *rest = ([chunk(SECONDS), chunk(b"", frames=0, finish_reason=end)] for end in (FinishReason.STOP, *reasons))
+    return FakeSynthesizer(script=first, scripts=rest)
 
 
 @asynccontextmanager

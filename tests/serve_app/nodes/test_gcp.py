@@ -109,9 +109,7 @@ def test_nodes_come_and_go_with_the_labels_by_which_ray_finds_them(google: Googl
     ("ZONE_RESOURCE_POOL_EXHAUSTED", {"provisioningModel": "SPOT", "instanceTerminationAction": "STOP"}),
     ("QUOTA_EXCEEDED", {"preemptible": True}), ("STOCKOUT", {"preemptible": True}),
 ])  # fmt: skip
-def test_refused_spot_is_asked_for_once_each_and_comes_as_standard(
-    google: Google, config: dict[str, Any], error: str, spot: dict[str, object]
-) -> None:
+def test_standard_replaces_spot(google: Google, config: dict[str, Any], error: str, spot: dict[str, object]) -> None:
     google.refuses_spot, google.error = True, error
     config["available_node_types"]["codec-spot"]["node_config"]["scheduling"] = {"automaticRestart": False, **spot}
     assert len(launch(config, "codec-spot", 2)) == 2

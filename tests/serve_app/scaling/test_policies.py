@@ -10,22 +10,14 @@ from typing import Any
 import pytest
 
 from deployments.autoscaling_records import CodecRecord, TalkerRecord
-from serve_app.scaling.policies import (
-    CodecPolicy,
-    CodecScaling,
-    Counts,
-    Decision,
-    State,
-    TalkerPolicy,
-    TalkerScaling,
-    decide_codec,
-    decide_talker,
-)
+from serve_app.scaling import policies
 
-TALKER = TalkerScaling(
+TALKER = policies.TalkerScaling(
     min_replicas=1, max_replicas=10, sequences_per_replica=8, target_use=0.75, scale_down_window_s=60
 )
-CODEC = CodecScaling(min_replicas=1, max_replicas=10, streams_per_replica=8, target_use=0.75, scale_down_window_s=60)
+CODEC = policies.CodecScaling(
+    min_replicas=1, max_replicas=10, streams_per_replica=8, target_use=0.75, scale_down_window_s=60
+)
 TICK_S = 0.1
 
 
@@ -34,14 +26,14 @@ class Pool:
     """A pool that has at once what its policy wants."""
 
     settings: Any
-    decide: Callable[..., Decision]
+    decide: Callable[..., policies.Decision]
     wanted: int = 1
     now_s: float = 1000.0
-    state: State = field(default_factory=State)
+    state: policies.State = field(default_factory=policies.State)
 
-    def tick(self, records: Sequence[Any] = (), *, queued: float = 0, ongoing: float = 0) -> Decision:
+    def tick(self, records: Sequence[Any] = (), *, queued: float = 0, ongoing: float = 0) -> policies.Decision:
         self.now_s += TICK_S
-        counts = Counts(running=self.wanted, wanted=self.wanted, queued=queued, ongoing=ongoing)
+        counts = policies.Counts(running=self.wanted, wanted=self.wanted, queued=queued, ongoing=ongoing)
         decision = self.decide(records, counts, settings=self.settings, state=self.state, now_s=self.now_s)
         self.wanted, self.state = decision.replicas, decision.state
         return decision
@@ -50,12 +42,12 @@ class Pool:
         return [self.tick(records, **load).replicas for _ in range(round(duration_s / TICK_S))]
 
 
-def talkers(settings: TalkerScaling = TALKER, *, wanted: int = 1) -> Pool:
-    return Pool(settings, decide_talker, wanted)
+def talkers(settings: policies.TalkerScaling = TALKER, *, wanted: int = 1) -> Pool:
+    return Pool(settings, policies.decide_talker, wanted)
 
 
-def codecs(settings: CodecScaling = CODEC, *, wanted: int = 1) -> Pool:
-    return Pool(settings, decide_codec, wanted)
+def codecs(settings: policies.CodecScaling = CODEC, *, wanted: int = 1) -> Pool:
+    return Pool(settings, policies.decide_codec, wanted)
 
 
 FEW_STREAMS = replace(CODEC, max_talker_streams=12)
@@ -216,10 +208,10 @@ def test_a_replica_that_somebody_woke_is_waited_for_though_nobody_waits_any_more
     settings = replace(TALKER, min_replicas=0, scale_to_zero_after_s=5, scale_down_window_s=5)
     pool = talkers(settings, wanted=0)
     pool.tick(queued=1)
-    starting = Counts(running=0, wanted=1)
+    starting = policies.Counts(running=0, wanted=1)
     for _ in range(300):
         pool.now_s += TICK_S
-        decision = decide_talker([], starting, settings=settings, state=pool.state, now_s=pool.now_s)
+        decision = policies.decide_talker([], starting, settings=settings, state=pool.state, now_s=pool.now_s)
         pool.state = decision.state
         assert decision.replicas == 1
     assert pool.run(4)[-1] == 1  # it runs now
@@ -241,7 +233,7 @@ def test_a_pool_that_starts_empty_stays_empty_until_somebody_speaks() -> None:
         ({"target_use": -0.1}, "target_use must not be negative"),
     ],
 )
-@pytest.mark.parametrize("kind", [TalkerScaling, CodecScaling])
+@pytest.mark.parametrize("kind", [policies.TalkerScaling, policies.CodecScaling])
 def test_impossible_settings_are_refused(kind: type[Any], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**settings)
@@ -271,38 +263,34 @@ def context(
 
 
 def test_the_talker_policy_reads_the_newest_records_of_every_replica() -> None:
-    policy = TalkerPolicy(max_replicas=10, sequences_per_replica=8, target_use=0.5)
-    metrics = {
-        "running": {"a": 8.0, "b": 6.0},
-        "waiting": {"a": 2.0, "b": 0.0},
-        "kv_used_ratio": {"a": 0.5, "b": 0.5},
-        "ongoing_requests": {"a": 99.0},
-    }
+    policy = policies.TalkerPolicy(max_replicas=10, sequences_per_replica=8, target_use=0.5)
+    metrics = {"running": {"a": 8.0, "b": 6.0}, "waiting": {"a": 2.0, "b": 0.0}}
+    metrics |= {"kv_used_ratio": {"a": 0.5, "b": 0.5}, "ongoing_requests": {"a": 99.0}}
     assert policy(context(metrics, target=2)) == (4, {})
 
 
 def test_the_codec_policy_adds_what_waits_at_the_callers() -> None:
-    policy = CodecPolicy(max_replicas=10, streams_per_replica=4, target_use=1.0)
+    policy = policies.CodecPolicy(max_replicas=10, streams_per_replica=4, target_use=1.0)
     metrics = {"streams": {"a": 4.0}, "starting": {"a": 0.0}, "cores": {"a": 1.0}}
     assert policy(context(metrics, total=10, queued=6)) == (3, {})
 
 
 def test_a_policy_before_the_first_record_keeps_what_there_is() -> None:
-    assert TalkerPolicy(max_replicas=4)(context({}, target=2)) == (2, {})
-    assert CodecPolicy(max_replicas=4)(context({}, target=2)) == (2, {})
-    assert CodecScaling().max_talker_streams == math.inf
+    assert policies.TalkerPolicy(max_replicas=4)(context({}, target=2)) == (2, {})
+    assert policies.CodecPolicy(max_replicas=4)(context({}, target=2)) == (2, {})
+    assert policies.CodecScaling().max_talker_streams == math.inf
 
 
 def test_a_policy_takes_its_bounds_from_serve(caplog: pytest.LogCaptureFixture) -> None:
     metrics = {"running": {"a": 80.0}, "waiting": {"a": 0.0}}
-    policy = TalkerPolicy(sequences_per_replica=8, target_use=1.0)
+    policy = policies.TalkerPolicy(sequences_per_replica=8, target_use=1.0)
     with caplog.at_level("INFO"):
         assert [policy(context(metrics, target=1, most=most))[0] for most in (3, 6, 0)] == [3, 6, 1]
     assert [line.split(" (")[0] for line in caplog.messages] == [f"TalkerPolicy: 1 -> {to} replicas" for to in (3, 6)]
 
 
 def test_a_policy_remembers_decisions_that_hold() -> None:
-    policy, metrics = TalkerPolicy(max_replicas=10, scale_down_window_s=60), {"running": {"a": 0.0, "b": 0.0}}
+    policy, metrics = policies.TalkerPolicy(max_replicas=10, scale_down_window_s=60), {"running": {"a": 0.0, "b": 0.0}}
     assert [policy(context(metrics, target=2, now_s=now_s))[0] for now_s in (50, 100, 120)] == [2, 2, 1]
 
 

@@ -194,9 +194,7 @@ def test_the_others_ask_while_it_is_away_and_recount_the_dead(cluster: Cluster, 
 
 
 @pytest.mark.parametrize(("dead", "looks"), [("", 3), ("c", 12)])
-def test_the_watch_outlasts_errors_and_looks_more_often_while_a_pool_is_dead(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, dead: str, looks: int
-) -> None:
+def test_the_watch_outlasts_errors(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, dead: str, looks: int) -> None:
     """What was seen last would stand for good: a talker that was dead then, for one."""
     turns, answer, now_s = iter(range(40)), cluster.pools, time.time()
 

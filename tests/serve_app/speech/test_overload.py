@@ -108,9 +108,7 @@ async def listen(model: SpeechModel, frames: int) -> Heard:
     loop = asyncio.get_running_loop()
     heard, empty_s = Heard(loop.time()), 0.0
     try:
-        async with aclosing(
-            model.speak(Utterance(SynthesisRequest("id", "Hello.", seed=frames)), CUSTOM_VOICE)
-        ) as chunks:
+        async with aclosing(model.speak(Utterance(SynthesisRequest("id", "Hi.", seed=frames)), CUSTOM_VOICE)) as chunks:
             async for item in chunks:
                 if heard.ttfb_s is None:
                     heard.ttfb_s, empty_s = loop.time() - heard.due_s, loop.time()

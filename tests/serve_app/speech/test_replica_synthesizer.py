@@ -10,19 +10,10 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorUnavailableError
 
+from deployments import protocol
 from deployments.config import TalkerConfig
 from deployments.errors import CodecLost, NotReady, TalkerLost
-from deployments.protocol import (
-    ALL_FRAMES,
-    ClonePrompt,
-    Codes,
-    FinishReason,
-    FrameChunk,
-    ModelInfo,
-    PcmChunk,
-    Reference,
-    SynthesisRequest,
-)
+from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, ModelInfo, PcmChunk, Reference, SynthesisRequest
 from deployments.serving import ray_private
 from serve_app.config import AdmissionSettings
 from serve_app.speech import replica_synthesizer
@@ -169,7 +160,7 @@ class CloningTalker(Handle):
         yield FrameChunk(np.zeros((0, GROUPS), np.int16), 3, FinishReason.STOP)
 
 
-async def told(synthesizer: ReplicaSynthesizer, request: SynthesisRequest, info: ModelInfo = ON_GPU) -> Codes:
+async def told(synthesizer: ReplicaSynthesizer, request: SynthesisRequest, info: ModelInfo = ON_GPU) -> protocol.Codes:
     async with aclosing(synthesizer.synthesize(request, info)) as chunks:
         return np.concatenate([chunk.codes async for chunk in chunks])
 
@@ -184,7 +175,7 @@ async def test_samples_are_sent_until_a_talker_has_answered_for_them() -> None:
     for request in (clone(3), clone(3), clone(4)):
         assert (await told(synthesizer, request))[:, 0].tolist() == [0, 1, 2, 3]
     assert sent(talker.requests) == ["samples", "samples", "prompt", "prompt", "prompt", "samples"]
-    assert [request.gpu_frames for request in talker.requests] == [ALL_FRAMES] * 6
+    assert [request.gpu_frames for request in talker.requests] == [protocol.ALL_FRAMES] * 6
 
 
 async def test_who_waits_in_a_long_text_goes_by_what_its_first_segment_has_brought() -> None:

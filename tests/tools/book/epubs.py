@@ -46,16 +46,12 @@ def write_epub(
 ) -> Path:  # fmt: skip
     """`pages` of the spine by name; `nav.xhtml` and `toc.ncx` among `extra` are its navigation."""
     extra = extra or {}
-    items = [
-        f'<item id="p{number}" href="{name}" media-type="application/xhtml+xml"/>' for number, name in enumerate(pages)
-    ]
+    items = [f'<item id="p{at}" href="{name}" media-type="application/xhtml+xml"/>' for at, name in enumerate(pages)]
     if "OEBPS/nav.xhtml" in extra:
         items.append('<item id="nav" href="nav.xhtml" media-type="application/xhtml+xml" properties="nav"/>')
     if "OEBPS/toc.ncx" in extra:
         items.append('<item id="ncx" href="toc.ncx" media-type="application/x-dtbncx+xml"/>')
-    spine = [
-        f'<itemref idref="p{number}" linear="{(linear or {}).get(name, "yes")}"/>' for number, name in enumerate(pages)
-    ]
+    spine = [f'<itemref idref="p{at}" linear="{(linear or {}).get(name, "yes")}"/>' for at, name in enumerate(pages)]
     opf = OPF.format(
         title=title, language=language, meta=meta, manifest="".join(items) + manifest, spine="".join(spine)
     )

@@ -121,11 +121,7 @@ def _handler(fake: FakeJobs) -> type[BaseHTTPRequestHandler]:
             if fake.outages:
                 fake.outages -= 1
                 return 503, b""
-            _, job_id, *rest = (
-                [*parts.path.removeprefix("/v1/audio/jobs").split("/"), ""][:5]
-                if parts.path != "/v1/audio/jobs"
-                else ["", ""]
-            )
+            _, job_id, *rest = [*parts.path.removeprefix("/v1/audio/jobs").split("/"), ""][:5]
             if method == "POST" and not job_id:
                 return 201, json.dumps(fake.create(json.loads(content), self.headers["Idempotency-Key"])).encode()
             if job_id not in fake.jobs:

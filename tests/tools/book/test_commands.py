@@ -285,7 +285,7 @@ def test_many_parts_are_several_jobs(fake: FakeJobs, file: Path, monkeypatch: py
     assert (fake.num_begun, fake.spoken) == (2, PARTS)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
+@pytest.mark.parametrize(("arguments", "told"), [
     ([], r'the book has lines of Bob: add --voice-of "Bob=VOICE"'),
     (["--voice-of", "Bob=x", "--voice-of", "Eve=y"], "--voice-of Eve: the book has no speaker with this name; it has"),
     (["--voice-of", "Bob"], "write NAME=VOICE"),
@@ -293,11 +293,9 @@ def test_many_parts_are_several_jobs(fake: FakeJobs, file: Path, monkeypatch: py
     (["--voice-of", "Bob=x", "--timed"], r"--timed needs subtitles \(.srt, .vtt\): .*night.txt has no times"),
     (["--voice-of", "Bob=x", "--lexicon", "night.txt"], "night.txt is neither PLS nor JSON"),
 ])  # fmt: skip
-def test_what_is_refused(
-    fake: FakeJobs, file: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals(fake: FakeJobs, file: Path, arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(Exception, match=told):
         run_book(file, "--url", fake.url, *arguments)
     assert fake.jobs == {}
 
@@ -333,10 +331,8 @@ def jsonl(tmp_path: Path) -> Path:
     return file
 
 
-def speak(fake: FakeJobs, file: Path, out: Path, *arguments: str) -> list[dict[str, object]]:
-    assert (
-        run_command(dataset.dataset, "talkray dataset", [str(file), "-o", str(out), "--url", fake.url, *arguments]) == 0
-    )
+def speak(fake: FakeJobs, file: Path, out: Path, *args: str) -> list[dict[str, object]]:
+    assert run_command(dataset.dataset, "talkray dataset", [str(file), "-o", str(out), "--url", fake.url, *args]) == 0
     return [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
 
 

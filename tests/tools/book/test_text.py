@@ -28,12 +28,8 @@ def test_chinese_text_has_chapters_and_no_spaces_at_its_wraps() -> None:
     assert book.speakers() == ["小明"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["Chapter 1", "CHAPTER IV. THE STORM", "Chapter One: Rain", "Part Two", "Kapitel eins", "Prologue", "第三章"],
-)
-def test_lines_that_begin_chapters(line: str) -> None:
-    assert [title for title, _ in shape(plain_book(f"x.\n\n{line}\n\ny.", "T"))] == ["T", line]
+CHAPTERS = "Chapter 1", "CHAPTER IV. THE STORM", "Chapter One: Rain", "Part Two", "Kapitel eins", "Prologue", "第三章"
+NO_CHAPTERS = "Part of it was dry.", "Book it now", "Chapter one was long, he said.", "Introduction to it"
 
 
 @pytest.mark.parametrize(
@@ -64,21 +60,13 @@ def test_lines_that_begin_chapters(line: str) -> None:
         ("Chapter 6: Rain\n\nThe Sun\n\nx.", [("Chapter 6: Rain", "Chapter 6: Rain", "The Sun", "x.")]),
         ("第一章\n\n开始\n\n很长。", [("第一章: 开始", "第一章: 开始", "很长。")]),
         ("# A\n\na.\n\nB\n===\n\nb.\n\nC\n---\n\nc.", [("A", "A", "a."), ("B", "B", "b."), ("C", "C", "c.")]),
+        ("One.\nTwo.", [("T", "One.", "Two.")]),  # without blank lines each line is a paragraph
+        *((f"x.\n\n{line}\n\ny.", [("T", "x.", line, "y.")]) for line in NO_CHAPTERS),
+        *((f"x.\n\n{line}\n\ny.", [("T", "x."), (line, line, "y.")]) for line in CHAPTERS),
     ],
 )  # fmt: skip
-def test_numerals_and_titles_below_begin_chapters(text: str, chapters: list[tuple[str, ...]]) -> None:
+def test_headings_and_numerals_begin_chapters(text: str, chapters: list[tuple[str, ...]]) -> None:
     assert [(title, *texts) for title, texts in shape(plain_book(text, "T"))] == chapters
-
-
-@pytest.mark.parametrize(
-    "line", ["Part of it was dry.", "Book it now", "Chapter one was long, he said.", "Introduction to it"]
-)
-def test_lines_that_do_not(line: str) -> None:
-    assert [title for title, _ in shape(plain_book(f"x.\n\n{line}\n\ny.", "T"))] == ["T"]
-
-
-def test_without_blank_lines_each_line_is_a_paragraph() -> None:
-    assert shape(plain_book("One.\nTwo.", "T")) == [("T", ["One.", "Two."])]
 
 
 def test_speakers() -> None:
@@ -138,9 +126,6 @@ def test_markdown() -> None:
     ]
     assert book.left_out == {"comments": 1, "code blocks": 1, "notes": 1}
     assert [title for title, _ in shape(markdown_book(MARKDOWN, "file", 2))] == ["The Title", "One", "Below", "Two"]
-
-
-def test_markdown_with_chapters_at_the_first_level() -> None:
     assert shape(markdown_book("# A\nx.\n# B\ny.", "f", 1)) == [("A", ["A", "x."]), ("B", ["B", "y."])]
 
 

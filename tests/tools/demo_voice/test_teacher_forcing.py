@@ -103,11 +103,8 @@ def test_hidden_states_are_the_engines(setting: Setting, number: int) -> None:
 
 
 def test_targets_are_the_frames_in_their_order_and_then_the_end(setting: Setting) -> None:
-    expected = [
-        number
-        for sample in setting.samples
-        for number in [*range(sample.utterance.start, sample.utterance.start + sample.utterance.frames), END]
-    ]
+    spoken = [sample.utterance for sample in setting.samples]
+    expected = [number for each in spoken for number in (*range(each.start, each.start + each.frames), END)]
     assert setting.batch.targets[setting.batch.targets != NONE].tolist() == expected
 
 

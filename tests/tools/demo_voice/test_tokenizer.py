@@ -56,11 +56,8 @@ def test_the_same_texts_give_the_same_files(directory: Path, tokenizer: TextToke
         assert (tmp_path / file.name).read_bytes() == file.read_bytes()
 
 
-def test_frequent_words_are_few_tokens(directory: Path, tokenizer: TextTokenizer) -> None:
+def test_frequent_words_are_few_tokens_and_unknown_characters_bytes(directory: Path, tokenizer: TextTokenizer) -> None:
     assert spelled(directory, tokenizer.encode("the sea shells")) == ["the", "Ġsea", "Ġshells"]
-
-
-def test_unknown_characters_are_their_bytes(directory: Path, tokenizer: TextTokenizer) -> None:
     assert spelled(directory, tokenizer.encode("日")) == ["æ", "Ĺ", "¥"]
 
 

@@ -61,11 +61,8 @@ def test_what_was_spoilt_is_noticed(how: str, number: int) -> None:
         assert len(done.miscounted) == 1
 
 
-def test_another_ones_audio_is_noticed() -> None:
+def test_another_ones_audio_and_a_stream_that_failed_are_noticed() -> None:
     assert not of(replace(stream(0), pcm=stream(2).pcm)).passed
-
-
-def test_a_stream_that_failed_is_noticed() -> None:
     assert not of(stream(0), replace(stream(2), error="TalkerLost()")).passed
 
 

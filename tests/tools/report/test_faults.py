@@ -91,12 +91,10 @@ def test_a_fault_fails_its_parts_and_no_others(name: str, tmp_path: Path) -> Non
         fault.changed(tmp_path / "model")
         model = str(tmp_path / "model")
     paths = [str(PLANTED), str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH", "")]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TALKRAY_FAULT": name}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TALKRAY_FAULT": name}
     out = Path(os.environ.get("TALKRAY_REPORTS", tmp_path)) / name.replace(" ", "-")
     command = [sys.executable, "-m", "talkray_tools.report", "--model", model, "--quick", "--prompts", "300"]
-    subprocess.run(
-        [*command, "--out", str(out), *os.environ.get("TALKRAY_REPORT", "").split()], env=variables, check=False
-    )
+    subprocess.run([*command, "--out", str(out), *os.environ.get("TALKRAY_REPORT", "").split()], env=env, check=False)
     parts = {each["name"]: each for each in json.loads((out / "report.json").read_text())["parts"]}
     failed = {name for name, part in parts.items() if part["verdict"] == "failed"}
     assert fault.must & parts.keys() <= failed, parts

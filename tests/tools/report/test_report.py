@@ -171,9 +171,7 @@ def test_the_page_holds_all_it_needs_and_compares(tmp_path: Path) -> None:
     (0.0, None, 0, "no. At every tested rate"), (90.5, 0.7, 900, "no, not for mixed traffic. 30% of"),
     (90.5, 0.96, 900, "yes, up to 90.5"), (90.5, None, 900, "yes, up to 90.5"), (0.5, 1.0, 2, "only 2 responses"),
 ])  # fmt: skip
-def test_the_page_answers_whether_the_machine_suffices(
-    rate: float, c100: float | None, requests: int, answer: str, tmp_path: Path
-) -> None:
+def test_the_page_has_the_answer(rate: float, c100: float | None, requests: int, answer: str, tmp_path: Path) -> None:
     capacity = {"requests_per_s": rate, "audio_s_per_s": 8 * rate, "requests": requests}
     mixed = Check("first audio, mixed traffic at 9 requests per second", None, "", {"c100": c100})
     results = Scripted(one=[Check("capacity", None, "", capacity), mixed]).run(tmp_path)
@@ -238,9 +236,7 @@ def test_a_server_of_another_maker_is_measured_by_the_same_parts(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("ends", "is_set"), [((False, False), True), ((False, True), False), ((), False)])
-def test_load_tests_set_the_lengths_if_no_speech_ends(
-    ends: tuple[bool, ...], is_set: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_are_set_if_nothing_ends(ends: tuple[bool, ...], is_set: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def sweep(bench: object, name: str, settings: Settings, plan: object) -> None:
         raise CannotRun("set" if settings.lengths else "natural")
 

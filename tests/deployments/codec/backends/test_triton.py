@@ -28,9 +28,7 @@ def network(config: SpeechTokenizerConfig) -> DecoderNetwork:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_kernels_compute_what_the_checkpoint_says(
-    network: DecoderNetwork, device: torch.device, dtype: torch.dtype
-) -> None:
+def test_kernels_do_what_checkpoints_say(network: DecoderNetwork, device: torch.device, dtype: torch.dtype) -> None:
     """Streams in different slots and at different positions, one of them a successor in its slot."""
     from deployments.codec.backends.triton_decoder import TritonDecoder
 

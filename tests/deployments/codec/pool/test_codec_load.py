@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,9 +63,7 @@ class Stream:
 Audio = AsyncGenerator[PcmChunk, None]
 
 
-async def test_frames_wait_from_their_arrival_until_they_are_decoded(
-    fed: list[tuple[str, float, dict[str, str]]],
-) -> None:
+async def test_frames_wait_from_their_arrival_until_they_are_decoded(fed: list[Any]) -> None:
     load, stream = load_of(1), Stream()
     assert load.record().streams == 0
     async with aclosing(load.track_stream(stream.synthesize, REQUEST, stream.generate)) as chunks:

@@ -70,9 +70,7 @@ async def test_any_chunk_can_be_the_last(service: CodecService, base: CodecServi
 
 
 @pytest.mark.parametrize("position", [0, 1, 1919, 1920, 5000, 20 * FRAME_SAMPLES])
-async def test_any_sample_can_be_the_next(
-    service: CodecService, position: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_any_sample_can_be_next(service: CodecService, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = joined_pcm(await collect(service.decode_stream(REQUEST, Talker(CODES).generate)))
     request, talker = replace(REQUEST, resume=Progress(CODES[:20], position)), Talker(CODES)
     monkeypatch.setattr(service.placement, "talker_on_gpu", True)

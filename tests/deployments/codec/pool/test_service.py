@@ -15,6 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from deployments import protocol
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
@@ -24,17 +25,7 @@ from deployments.codec.pool.codec import Codec, load_codec
 from deployments.codec.pool.service import CodecService
 from deployments.config import CodecConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, TalkerLost
-from deployments.protocol import (
-    ALL_FRAMES,
-    ClonePrompt,
-    Codes,
-    FinishReason,
-    FrameChunk,
-    PcmChunk,
-    Progress,
-    Reference,
-    SynthesisRequest,
-)
+from deployments.protocol import ClonePrompt, Codes, FinishReason, FrameChunk, PcmChunk, Reference, SynthesisRequest
 from deployments.recording_cache import VOICE_BYTES
 
 pytestmark = pytest.mark.anyio
@@ -210,7 +201,7 @@ async def test_a_quiet_start_is_trimmed(tiny_checkpoint: Checkpoints, changes: d
     service = CodecService(str(tiny_checkpoint("CustomVoice")), CodecConfig(), decode=decode)
     codes = np.array([0, 0, 1, 1, 0, 1], np.int16)[:, None].repeat(16, axis=1)
     if "resume" in changes:
-        changes = {**changes, "resume": Progress(codes[:4], 4 * frame_samples, 60.0)}
+        changes = {**changes, "resume": protocol.Progress(codes[:4], 4 * frame_samples, 60.0)}
     pcm = joined_pcm(await collect(service.decode_stream(replace(REQUEST, **changes), Talker(codes).generate)))
     assert len(pcm) // frame_samples == audible
     assert (pcm[-4 * frame_samples :: frame_samples] != 0).tolist() == [True, True, False, True][-audible:]
@@ -349,7 +340,7 @@ def test_a_new_replica_knows_its_capacity(tiny_checkpoint: Checkpoints, monkeypa
     assert service.gate.capacity == pytest.approx(0.5 * 0.9 * 8 * 0.08 / (0.05 * 12 / 16))
     with ExitStack() as streams:
         asked = [streams.enter_context(service.placement.admit(service.gate.capacity)) for _ in range(12)]
-    assert sum(frames < ALL_FRAMES for frames in asked) == 7
+    assert sum(frames < protocol.ALL_FRAMES for frames in asked) == 7
 
 
 async def test_each_repair_is_recorded_once(fed: list[tuple[str, float, dict[str, str]]]) -> None:

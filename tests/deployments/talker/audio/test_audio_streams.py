@@ -395,9 +395,7 @@ def test_a_known_recording_is_not_heard_again(slots: FakeSlots, faked: AudioStre
     assert clone(two) is None
 
 
-def test_a_stream_that_cannot_be_decoded_fails_alone(
-    slots: FakeSlots, faked: AudioStreams, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_undecodable_streams_fail_alone(slots: FakeSlots, faked: AudioStreams, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a call, or in the recall of its recording. Who has left is not told."""
     error = EngineError("not finite")
     for number in (0, 1):
@@ -502,9 +500,7 @@ def test_an_engine_forgets_a_stored_voice(base: Path) -> None:
 
 
 @pytest.mark.parametrize("slots", [8], indirect=True)
-def test_jobs_are_decoded_where_no_other_stream_wants_to_be(
-    slots: FakeSlots, faked: AudioStreams, clock: Clock
-) -> None:
+def test_jobs_are_decoded_where_no_other_stream_wants_to(slots: FakeSlots, faked: AudioStreams, clock: Clock) -> None:
     for number in range(4):
         faked.open(number, None, num_frames=ALL_FRAMES, background=True)
         faked.add_frames([number], frames_of(1))

@@ -17,16 +17,7 @@ from torch import Tensor, nn
 from deployments.config import TalkerConfig
 from deployments.embedded_voice.cpu_networks import CpuNetworks
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
-from deployments.protocol import (
-    ALL_FRAMES,
-    Codes,
-    FinishReason,
-    FrameChunk,
-    Progress,
-    Reference,
-    Sampling,
-    SynthesisRequest,
-)
+from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, Progress, Reference, Sampling, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.talker.engine import engine as engine_module
 from deployments.talker.engine import output_queue
@@ -327,9 +318,9 @@ def test_coming_and_leaving_disturbs_none(engine: Engine, alone: list[Spoken], m
         assert same(Spoken.join(chunks), alone[number])
 
 
-@pytest.mark.parametrize(("on_gpu", "together"), [(False, 1), (True, 8)])
-def test_frames_sent_early_go_together(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool, together: int
+@pytest.mark.parametrize(("on_gpu", "size"), [(False, 1), (True, 8)])
+def test_early_frames_go_together(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool, size: int
 ) -> None:
     engine, request = build_engine(checkpoint, CONFIG), ask("Hello there.", seed=1, frames=30, ignore_eos=True)
     monkeypatch.setattr("deployments.talker.engine.engine.time.monotonic", lambda: 9.0)
@@ -339,16 +330,14 @@ def test_frames_sent_early_go_together(
         patch.setattr(engine.runner, "on_gpu", on_gpu)
         engine.output_queue.max_held = Engine(*parts).output_queue.max_held
     chunks = chunks_of(engine, request)
-    assert [len(chunk.codes) for chunk in chunks][:8] == [1, 1, 1, 1, 1, 1, together, together]  # 6 last for 0.48 s
+    assert [len(chunk.codes) for chunk in chunks][:8] == [1, 1, 1, 1, 1, 1, size, size]  # 6 last for 0.48 s
     assert same(Spoken.join(chunks), expected)
 
 
 def test_a_frame_leaves_before_the_talker_reads_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     advance = engine.runner.networks.advance
-    monkeypatch.setattr(
-        engine.runner.networks, "advance", lambda *args, **more: (read.append(1), advance(*args, **more))
-    )
+    monkeypatch.setattr(engine.runner.networks, "advance", lambda *args, **kw: (read.append(1), advance(*args, **kw)))
     engine.add(0, MIX[0])
     assert len(engine.step().chunks) == 1
     assert not read
@@ -414,9 +403,7 @@ def test_the_description_is_what_the_checkpoint_says(engine_of: Kinds) -> None:
     ("CustomVoice", "talker.model.layers.1.self_attn.q_norm.weight"),
     ("CustomVoice", "talker.code_predictor.lm_head.14.weight"), ("Base", "speaker_encoder.fc.bias"),
 ])  # fmt: skip
-def test_a_missing_tensor_is_named(
-    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str
-) -> None:
+def test_a_lost_tensor_is_named(tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str) -> None:
     """Of whatever part of a talker."""
 
     def harmed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -433,14 +420,12 @@ def test_the_number_of_blocks_follows_the_memory_set_aside(checkpoint: Path) -> 
     assert unlimited.scheduler.blocks.num_blocks == CONFIG.max_num_seqs * (CONFIG.max_model_len // 16) + 1
 
 
-def trip(
-    monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, numbers: set[int], error: Exception | None = None
-) -> None:
+def trip(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, which: set[int], error: Exception | None = None) -> None:
     """Prefills with one of these sequences among them raise."""
     prefill = runner.prefill
 
     def tripping(sequences: list[Sequence]) -> None:
-        if any(sequence.id in numbers for sequence in sequences):
+        if any(sequence.id in which for sequence in sequences):
             raise error or ValueError("tripped")
         prefill(sequences)
 
@@ -488,14 +473,12 @@ def test_prefills_that_all_raise_are_the_engines_fault(checkpoint: Path, monkeyp
     assert engine.is_idle
 
 
-@pytest.mark.parametrize("errors_before", [[], [ValueError("tripped")]])
-def test_a_prefill_that_loses_the_device_ends_the_engine(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, errors_before: list[Exception]
-) -> None:
+@pytest.mark.parametrize("before", [[], [ValueError("tripped")]])
+def test_a_lost_device_ends_engines(engine: Engine, monkeypatch: pytest.MonkeyPatch, before: list[Exception]) -> None:
     """Together, or once its sequences are tried alone."""
     lost = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "prefill", Mock(side_effect=[*errors_before, lost]))
+        patch.setattr(engine.runner, "prefill", Mock(side_effect=[*before, lost]))
         engine.add(1, ask())
         with pytest.raises(torch.AcceleratorError):
             engine.step()
@@ -547,7 +530,7 @@ def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatc
     engine = build_engine(checkpoint, CONFIG)
     begin, opened = engine.audio.open, list[int]()
 
-    def full_for_one(number: int, prefix: Codes | None, **options: Any) -> None:
+    def full_for_one(number: int, prefix: object, **options: Any) -> None:
         if number == 1:
             raise Overloaded("full")
         opened.append(number)
@@ -564,17 +547,13 @@ def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatc
 
 def test_the_decoder_is_told_who_listens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """And until when the listener of a stream that goes on here has audio from elsewhere."""
-    told: dict[int, object] = {}
     monkeypatch.setattr("deployments.listener.time", Clock(9.0))
-    monkeypatch.setattr(
-        engine.audio,
-        "open",
-        lambda number, *_, **options: told.update({number: (options["background"], options["due_s"])}),
-    )
+    monkeypatch.setattr(engine.audio, "open", opened := Mock())
     goes_on = replace(ask(frames=3), resume=Progress(speak(engine, ask(frames=1)).codes, 1920, in_hand_s=5.0))
     for number, request in enumerate((ask(frames=2), ask(frames=2, background=True), goes_on), start=1):
         engine.add(number, request)
     drain(engine)
+    told = {call.args[0]: (call.kwargs["background"], call.kwargs["due_s"]) for call in opened.call_args_list}
     assert told == {0: (False, None), 1: (False, None), 2: (True, math.inf), 3: (False, 14.0)}
 
 
@@ -621,9 +600,7 @@ def test_a_text_is_refused_by_its_bytes(engine_of: Kinds, name: str, monkeypatch
     kind, request = TOO_LONG[name]
     engine, seen = engine_of(kind), list[int]()
     places = engine.prompts.tokenizer.encode_places
-    monkeypatch.setattr(
-        engine.prompts.tokenizer, "encode_places", lambda text: (seen.append(len(text)), places(text))[1]
-    )
+    monkeypatch.setattr(engine.prompts.tokenizer, "encode_places", lambda text: seen.append(len(text)) or places(text))
     with pytest.raises(InvalidRequest) as caught:
         engine.add(0, request)
     assert (caught.value.code, engine.input_processor.long_texts(request)) == ("context_length_exceeded", [])

@@ -131,9 +131,7 @@ def test_a_long_newcomer_does_not_take_the_lane(engine: Engine, lane: Lane) -> N
 
 
 @pytest.mark.parametrize(("aborted", "request_left"), [(0, NEW), (1, OLD)])
-def test_a_stream_aborted_while_one_is_in_the_lane_leaves_the_other(
-    engine: Engine, lane: Lane, aborted: int, request_left: SynthesisRequest
-) -> None:
+def test_an_abort_leaves_the_other(engine: Engine, lane: Lane, aborted: int, request_left: SynthesisRequest) -> None:
     alone, free = speak(engine, request_left).codes, engine.scheduler.blocks.num_free
     chunks = lane.beside(lambda: engine.add(1, NEW), lambda: engine.abort(aborted))
     assert lane.queued == [[1]]

@@ -95,10 +95,8 @@ def test_an_engine_is_built_as_its_settings_say(checkpoint: Path, monkeypatch: p
 def test_a_start_warms_up_what_the_engine_will_do(
     on_gpu: bool, makes_audio: bool, gpu_frames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done, engine = (
-        list[Any](),
-        SimpleNamespace(runner=SimpleNamespace(on_gpu=on_gpu), lanes=SimpleNamespace(runners=[])),
-    )
+    done, runner = list[Any](), SimpleNamespace(on_gpu=on_gpu)
+    engine = SimpleNamespace(runner=runner, lanes=SimpleNamespace(runners=[]))
     device = SimpleNamespace(startup_lock=lambda report: nullcontext(), begin=lambda: "8 of 16 CPUs")
     monkeypatch.setattr(startup, "EngineDevice", lambda config: device)
     monkeypatch.setattr(startup, "build_engine", lambda *_, makes_audio, **__: done.append(makes_audio) or engine)

@@ -209,9 +209,7 @@ async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process:
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-async def test_text_is_read_no_longer_than_its_stream(
-    client: EngineClient, monkeypatch: pytest.MonkeyPatch, breaks: bool
-) -> None:
+async def test_reading_ends_with_a_stream(client: EngineClient, monkeypatch: pytest.MonkeyPatch, breaks: bool) -> None:
     """Whether its reader leaves, or reading breaks in a way that nobody has thought of."""
     go_on, closed = asyncio.Event(), asyncio.Event()
 
@@ -224,10 +222,8 @@ async def test_text_is_read_no_longer_than_its_stream(
             closed.set()
 
     monkeypatch.setattr(mailbox, "read", read)
-    async with (
-        asyncio.timeout(20),
-        aclosing(client.stream_frames(replace(ask(""), mailbox=Mailbox("", 1, "")))) as chunks,
-    ):
+    live = replace(ask(""), mailbox=Mailbox("", 1, ""))
+    async with asyncio.timeout(20), aclosing(client.stream_frames(live)) as chunks:
         await anext(chunks)
         if breaks:
             go_on.set()

@@ -128,9 +128,7 @@ def test_any_error_of_the_start_is_told_in_its_own_words(start: EngineStart, mon
     assert str(last.error) == "the engine does not start: WithPlace('no instruction for this at 3:4')"
 
 
-def test_it_tells_what_it_loads_and_then_what_it_loaded(
-    start: EngineStart, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_tells_what_it_loads_and_loaded(start: EngineStart, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(model: str, report: Callable[[str], None]) -> Path:
         report("downloading 1B of 2B")
         return Path(model)

@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 
 from deployments.talker.engine.engine import Engine
-from deployments.talker.process import channel
-from deployments.talker.process.engine_process import (
-    _LONGEST_STEP_S,
-    EXIT_CODE,
-    EngineProcess,
-    InputPreparation,
-    Watchdog,
-)
+from deployments.talker.process import channel, engine_process
+from deployments.talker.process.engine_process import EXIT_CODE, EngineProcess, InputPreparation, Watchdog
 
 
 def watch(device: str) -> tuple[Watchdog, SimpleQueue[int]]:
@@ -47,7 +41,7 @@ def test_between_steps_nothing_is_expected() -> None:
 
 
 def test_a_step_on_a_cpu_that_works_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.talker.process.engine_process._LONGEST_IDLENESS_S", 0.3)
+    monkeypatch.setattr(engine_process, "_LONGEST_IDLENESS_S", 0.3)
     beats: SimpleQueue[int] = SimpleQueue()
     watchdog = Watchdog("cpu", lambda: beats.put(1), give_up=lambda code: pytest.fail("it worked"))
     with watchdog.running(), watchdog.step():
@@ -56,7 +50,7 @@ def test_a_step_on_a_cpu_that_works_may_take_its_time(monkeypatch: pytest.Monkey
 
 
 def test_many_commands_at_once_may_take_longer_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_LONGEST_STEP_S, "cpu", 1.0)
+    monkeypatch.setitem(engine_process._LONGEST_STEP_S, "cpu", 1.0)
     beats: SimpleQueue[int] = SimpleQueue()
     watchdog = Watchdog("cpu", lambda: beats.put(1), give_up=lambda code: pytest.fail("nothing hung"))
     read: list[channel.Command] = []

@@ -105,7 +105,5 @@ def test_prompts_are_packed_in_their_order() -> None:
     (RunnerShape(64, 64, "fused"), [1, 2, 8, 16, 32, 48, 64], [16, 32, 64]),
     (RunnerShape(6, 64, "fused", deterministic=True), [6], [16, 32, 64]),
 ])  # fmt: skip
-def test_steps_and_passes_are_as_small_as_their_networks_allow(
-    shape: RunnerShape, rows: list[int], positions: list[int]
-) -> None:
+def test_steps_and_passes_are_as_small_as_possible(shape: RunnerShape, rows: list[int], positions: list[int]) -> None:
     assert shape.sizes(most_positions=64) == (rows, positions)

@@ -3,23 +3,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers.generation import logits_process
 
 from deployments.protocol import DRAWING_OPTIONS, Sampling
 from deployments.talker.sampling import torch_sampler
-from deployments.talker.sampling.torch_sampler import (
-    NoiseKey,
-    apply_repetition_penalty,
-    philox4x32,
-    philox_noise,
-    sample,
-)
+from deployments.talker.sampling.torch_sampler import NoiseKey, apply_repetition_penalty, philox4x32, sample
 from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions, DrawingOptions
 
 CPU = torch.device("cpu")
@@ -50,11 +38,11 @@ def random_logits(rows: int, vocab: int = 100) -> Tensor:
 
 
 def hugging_face(logits: Tensor, options: DrawingOptions) -> Tensor:
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(options.temperature)])
+    warpers = logits_process.LogitsProcessorList([logits_process.TemperatureLogitsWarper(options.temperature)])
     if options.top_k:
-        warpers.append(TopKLogitsWarper(options.top_k))
+        warpers.append(logits_process.TopKLogitsWarper(options.top_k))
     if options.top_p < 1:
-        warpers.append(TopPLogitsWarper(options.top_p))
+        warpers.append(logits_process.TopPLogitsWarper(options.top_p))
     warped: Tensor = warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits)
     return warped
 
@@ -88,7 +76,7 @@ def test_philox_gives_the_published_answers(counter: str, key: str, words: str) 
 def test_noise_counts_code_codebook_and_frame_under_the_seed() -> None:
     seed = 0xA4093822_299F31D0 - 2**64  # the bits as the signed number that tensors hold
     codes, frames = torch.tensor([[5, 1023]]), torch.tensor([77])
-    noise = philox_noise(NoiseKey(torch.tensor([seed]), frames, 3), codes)
+    noise = torch_sampler.philox_noise(NoiseKey(torch.tensor([seed]), frames, 3), codes)
     counter = (codes, torch.full_like(codes, 3), torch.full_like(codes, 77), torch.zeros_like(codes))
     word = philox4x32(counter, (torch.tensor([[0x299F31D0]]), torch.tensor([[0xA4093822]])))[0]
     assert torch.equal(noise, -((word.double() + 0.5) / 2**32).log().float())
@@ -183,7 +171,7 @@ def test_logits_that_are_no_numbers_give_a_code(options: DrawingOptions) -> None
 def test_repetition_penalty_equals_hugging_faces(penalty: float) -> None:
     logits, history = random_logits(6, 30), torch.randint(30, (6, 10), generator=torch.Generator().manual_seed(3))
     seen = torch.zeros(6, 30, dtype=torch.bool).scatter(1, history, value=True)
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(history, logits)
+    expected = logits_process.RepetitionPenaltyLogitsProcessor(penalty)(history, logits)
     assert torch.equal(apply_repetition_penalty(logits, seen, torch.full((6, 1), penalty)), expected)
 
 

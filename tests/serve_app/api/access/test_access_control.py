@@ -82,11 +82,8 @@ async def test_a_request_without_a_valid_key(file: Path, key: str, headers: dict
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
     assert answer.headers["x-request-id"]
-    assert synthesizer.requests == []
-
-
-async def test_a_key_in_the_query_of_a_request_is_none(file: Path, key: str) -> None:
-    assert (await ask(surface(keys_file=file), path=f"{SPEECH}?api_key={key}")).status_code == 401
+    in_query = await ask(surface(synthesizer, keys_file=file), path=f"{SPEECH}?api_key={key}", **headers)
+    assert (in_query.status_code, synthesizer.requests) == (401, [])
 
 
 @pytest.mark.parametrize("path", sorted(access_control.EXEMPT | PATHS))

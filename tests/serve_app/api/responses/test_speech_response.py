@@ -66,15 +66,10 @@ def test_only_marked_requests_are_marked_further() -> None:
 async def test_the_header_tells_of_the_first_marks_that_came_back() -> None:
     request = start_marks(Utterance(SynthesisRequest("r", "Hello.")), 0).synthesis
     script = [PcmChunk(b"12", CODES, 1, marks=request.marks), PcmChunk(b"34", CODES, 1, marks=request.marks)]
-    script = [
-        with_mark(chunk, stage) for chunk, stage in zip(script, ("from-talker", "of-a-later-segment"), strict=True)
-    ]
+    script = [with_mark(each, stage) for each, stage in zip(script, ("from-talker", "of-a-later-segment"), strict=True)]
     usage, sent = Usage(tells_timing=True), list[Message]()
-    body = audio_body(
-        FakeSynthesizer(script=script).synthesize(request),
-        Rendering(AudioOptions(AudioFormat.PCM), 24000, 1920),
-        usage,
-    )
+    rendering = Rendering(AudioOptions(AudioFormat.PCM), 24000, 1920)
+    body = audio_body(FakeSynthesizer(script=script).synthesize(request), rendering, usage)
 
     async def receive() -> Message:
         await anyio.sleep_forever()

@@ -35,13 +35,8 @@ def test_a_driver_outlives_its_supervisor_only_to_clear_up(model: str, last: lis
     (folder / "ray").mkdir(parents=True)
     config = AppConfig(model=model).model_dump(mode="json")
     order = {"config": config, "host": "127.0.0.1", "port": 8001, "folder": str(folder)}
-    with subprocess.Popen(
-        [sys.executable, "-c", DRIVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
+    command, pipes = [sys.executable, "-c", DRIVER], dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         print(json.dumps(order), file=process.stdin, flush=True)

@@ -140,9 +140,7 @@ STARTING: Overview = "DEPLOYING", {"Talker-a": ("UPDATING", "Waiting for resourc
     ([STARTING, ("DEPLOY_FAILED", {})], "the application did not start: why"),
     ([STARTING, ("DEPLOYING", {"Talker-a": ("UPDATING", QUOTED)})], "^Talker-a did not start: /m/model"),
 ])  # fmt: skip
-def test_a_roll_out_tells_what_changes_and_ends_at_the_first_failure(
-    seen: list[Overview], failure: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_roll_out_tells_progress(seen: list[Overview], failure: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def overview(status: str, states: dict[str, tuple[str, str]]) -> SimpleNamespace:
         def of(state: str, said: str) -> SimpleNamespace:
             return SimpleNamespace(status=SimpleNamespace(value=state), message=said)

@@ -49,10 +49,8 @@ async def entries(
 async def test_what_was_spoken_for_whom(tmp_path: Path, speed: float, end: list[Step], outcome: str) -> None:
     key = create_key(tmp_path / "keys.json", "Ada's phone")
     headers = {"x-request-id": "mine", "x-forwarded-for": "192.0.2.7", "authorization": f"Bearer {key}"}
-    settings, script = (
-        ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json")),
-        [chunk(bytes(SECOND)), *end],
-    )
+    settings = ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json"))
+    script = [chunk(bytes(SECOND)), *end]
     [entry] = await entries(BODY | {"speed": speed}, script=script, settings=settings, **headers)
     asked = {"id": "mine", "client": "192.0.2.7", "method": "POST", "path": "/v1/audio/speech", "key": "Ada's phone"}
     assert entry.items() >= {**asked, "voice": "ryan", "outcome": outcome}.items()

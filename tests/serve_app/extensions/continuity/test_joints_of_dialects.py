@@ -25,10 +25,8 @@ CONVERSING = {name: row for name, row in SOCKETS.items() if row.closing.stays_op
 async def conversing(
     path: str, *, joints: bool = True, subprotocols: Sequence[str] = ()
 ) -> AsyncIterator[tuple[Client, FakeSynthesizer]]:
-    synthesizer, settings = (
-        FakeSynthesizer(script=utterance(20)),
-        ApiSettings(continuity=ContinuitySettings(joints=joints)),
-    )
+    synthesizer = FakeSynthesizer(script=utterance(20))
+    settings = ApiSettings(continuity=ContinuitySettings(joints=joints))
     async with talking(synthesizer, path, settings=settings, subprotocols=subprotocols) as client:
         yield client, synthesizer
 

@@ -151,10 +151,8 @@ async def test_a_dialogue_ends_as_its_first_part_that_ended_badly(reasons: str, 
         yield numbered(0, reason=FinishReason(reasons.split()[part.synthesis.seed]))
 
     parts = [UTTERANCE.changed(seed=number) for number in range(2)]
-    chunks = [
-        (each.segment, each.num_text_tokens, each.finish_reason) async for each in one_after_another(parts, speak)
-    ]
-    assert chunks == [(0, 5, None), (0, 5, None), (1, 10, None), (1, 10, told)]
+    heard = [(each.segment, each.num_text_tokens, each.finish_reason) async for each in one_after_another(parts, speak)]
+    assert heard == [(0, 5, None), (0, 5, None), (1, 10, None), (1, 10, told)]
 
 
 TAIL = Tail("the lake. ", np.zeros((18, 16), np.int16))

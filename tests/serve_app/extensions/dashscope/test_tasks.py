@@ -81,10 +81,8 @@ async def test_a_cancelled_task_ends_without_the_rest(has_begun: bool) -> None:
         assert messages[-1]["finish_reason"] == "cancelled"
         client.send(say("a", text="More."))
         (refused,), audio = await client.until(type="task-failed")
-        assert (refused["header"]["error_message"], audio) == (
-            "task_id: this task is not running. Send run-task first.",
-            b"",
-        )
+        message = "task_id: this task is not running. Send run-task first."
+        assert (refused["header"]["error_message"], audio) == (message, b"")
     assert synthesizer.closed.is_set() is has_begun
 
 

@@ -59,9 +59,7 @@ def test_one_is_locked_at_once(server: Server, tmp_path: Path) -> None:
     assert "Use 1 to 2" in designs(server, tmp_path, "--lock", "3", "--name", "bea", status=1)
 
 
-def test_on_a_terminal_they_are_heard_and_one_is_chosen(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_player: Path
-) -> None:
+def test_choosing_by_ear(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_player: Path) -> None:
     monkeypatch.setattr(design_commands, "_is_terminal", lambda: True)
     heard = tmp_path / "heard"
     write_program(only_player, f"import sys; open({str(heard)!r}, 'ab').write(sys.stdin.buffer.read())")

@@ -249,10 +249,8 @@ async def test_brackets_are_tags_of_the_models_that_have_them(model: str, read: 
     await heard(synthesizer, path, {"text": text}, {"text": ""}, until={"isFinal": True})
     style = None if read else "Old man"
     spans = [(f"{read}Hello. [1]", style), ("Bye.", "sad")]
-    told = [
-        (text.strip(), request.instructions)
-        for text, request in zip(synthesizer.texts, synthesizer.requests, strict=True)
-    ]
+    parts = zip(synthesizer.texts, synthesizer.requests, strict=True)
+    told = [(text.strip(), request.instructions) for text, request in parts]
     assert told == [*spans, ("Hi.", None), *spans]
     assert answer.headers["x-ignored"].endswith("inputs (not read aloud: direction in brackets 1)")
 

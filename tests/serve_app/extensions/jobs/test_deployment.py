@@ -21,23 +21,21 @@ def test_a_replica_that_ends_writes_its_last_records(
 ) -> None:
     monkeypatch.setenv("TALKRAY_DATA", str(tmp_path / "data"))
     lines = tmp_path / "lines"
-    system = Mock(
-        proxy_host=lambda: "127.0.0.1", log_folder=lambda: lines, replica_name=lambda: "1", num_nodes=lambda: 1
-    )
+    node = Mock(proxy_host=lambda: "127.0.0.1", log_folder=lambda: lines, replica_name=lambda: "1", num_nodes=lambda: 1)
     given = list[Any]()
     for name in {"ray_metrics", "serve", "PoolWatch", "JobManager", "SpeechModels", "get_node_ip_address"} & vars(
         module
     ).keys():
         monkeypatch.setattr(module, name, MagicMock())
     for each in {ingress, module}:
-        monkeypatch.setattr(each, "ray_private", system)
+        monkeypatch.setattr(each, "ray_private", node)
     monkeypatch.setattr(jobs, "SegmentMaker", lambda *some: given.extend(some))
     ending = replica(ApiSettings(), (), {})
     receive = given[-1] if given else ending._api.state.opened["records"].receive
     receive(RequestRecord("the last one", 0))
     if module is jobs:
         wired, module.PoolWatch().state().status = module.JobManager.call_args.kwargs, ModelStatus.AT_ZERO
-        assert wired["dead_nodes"] is system.num_dead_nodes
+        assert wired["dead_nodes"] is node.num_dead_nodes
         assert "has no talkers" in wired["hindrance"]("model")
     ending.__del__()  # as Serve does
     [file] = lines.iterdir()

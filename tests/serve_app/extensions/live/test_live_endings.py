@@ -53,9 +53,7 @@ async def heard(live: LiveText, synthesizer: FakeSynthesizer) -> list[PcmChunk]:
 
 @pytest.mark.parametrize(("may_redraw", "second"), [(True, 3), (False, 2)])
 @pytest.mark.parametrize("reason", BAD)
-async def test_it_is_made_again_once_without_a_clients_seed_and_the_end_says_so(
-    texts: LiveTexts, reason: FinishReason, may_redraw: bool, second: int
-) -> None:
+async def test_it_is_redrawn_and_says_so(texts: LiveTexts, reason: FinishReason, may_redraw: bool, second: int) -> None:
     synthesizer = FakeSynthesizer(scripts=[[sound(1), end(STOP)], [sound(2), end(reason)], [sound(3), end(reason)]])
     with await opened(texts, replace(REQUEST, may_redraw=may_redraw)) as live:
         live.finish()

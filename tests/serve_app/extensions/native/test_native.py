@@ -61,14 +61,9 @@ async def test_an_utterance_goes_on_behind_the_frames_the_client_has(has: int) -
     synthesizer, left = speaking(), fake.pcm_of(utterance())[has * fake.CUSTOM_VOICE.frame_samples * 2 :]
     async with speech_socket(synthesizer) as socket:
         socket.send({**SPEAK, "request_id": "earlier-1", "seed": 7, "from_frame": has})
-        frames, done = await socket.utterance()
+        frames, end = await socket.utterance()
     assert b"".join(frames) == left
-    assert (done["type"], done["request_id"], done["frames"], done["samples"]) == (
-        "done",
-        "earlier-1",
-        4,
-        len(left) // 2,
-    )
+    assert (end["type"], end["request_id"], end["frames"], end["samples"]) == ("done", "earlier-1", 4, len(left) // 2)
     (request,) = synthesizer.requests
     assert (request.request_id, request.seed) == ("earlier-1", 7)
 

@@ -35,18 +35,9 @@ from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus, ready
 from tests.loadtest.test_report import run
 from tests.loadtest.test_sweep import PLAN, step
+from tests.serve_app import fake
 from tests.serve_app.extensions.page.browsers import IS_READY, ROOT, seen_in, starting, told
 from tests.serve_app.extensions.voices.speakers import spoken
-from tests.serve_app.fake import (
-    BASE,
-    FOLLOWED,
-    FOLLOWED_TEXT,
-    VOICE_DESIGN,
-    FakeSynthesizer,
-    followed,
-    pcm_of,
-    utterance,
-)
 from tests.serve_app.one_model import one_api
 from tests.test_docs_commands import blocks
 
@@ -82,16 +73,18 @@ def serving(app: ASGIApp, port: int | None = None) -> Iterator[str]:
         thread.join(30)
 
 
-def speaking(info: ModelInfo = FOLLOWED, settings: ApiSettings | None = None, *, frames: int = 0) -> ASGIApp:
-    script = utterance(frames) if frames else followed()
+def speaking(info: ModelInfo = fake.FOLLOWED, settings: ApiSettings | None = None, *, frames: int = 0) -> ASGIApp:
+    script = fake.utterance(frames) if frames else fake.followed()
     sizes = {"talker": (1, 1), "codec": (2, 1)}
     node = Node(lambda model: True, lambda: True, lambda: b"", sizes=lambda: sizes)
-    return one_api(FakeSynthesizer(info, script), settings or ApiSettings(), node=node, opened={"live": LiveTexts()})
+    return one_api(
+        fake.FakeSynthesizer(info, script), settings or ApiSettings(), node=node, opened={"live": LiveTexts()}
+    )
 
 
 def test_speech_is_heard_split_and_saved() -> None:
     with serving(speaking(frames=120)) as url:
-        seen = seen_in("chromium", "stop", f"{url}/", text=FOLLOWED_TEXT)
+        seen = seen_in("chromium", "stop", f"{url}/", text=fake.FOLLOWED_TEXT)
     assert seen["state"].startswith("Stopped.")
     assert seen["silentAfterMs"] < 150
 
@@ -103,7 +96,9 @@ def test_the_program_for_a_browser_in_the_documents_plays_what_is_spoken() -> No
         seen = seen_in("chromium", "program", f"{url}/", code=code)
     assert (seen["types"], seen["loudest"] > 0.05) == (["started", "done"], True)
     pieces = seen["pieces"]  # each begins where the last one has ended, or later
-    assert sum(length for _, length in pieces) == pytest.approx(len(pcm_of(followed())) / 2 / FOLLOWED.sample_rate)
+    assert sum(length for _, length in pieces) == pytest.approx(
+        len(fake.pcm_of(fake.followed())) / 2 / fake.FOLLOWED.sample_rate
+    )
     assert all(begin > last + length - 1e-6 for (last, length), (begin, _) in pairwise(pieces))
 
 
@@ -186,7 +181,7 @@ def test_a_clone_on_a_server_that_cannot_clone_is_not_offered(tmp_path: Path) ->
     recording = tmp_path / "ada.wav"
     recording.write_bytes(spoken())
     settings = ApiSettings(voices=VoiceSettings(store=str(tmp_path / "voices")))
-    with serving(speaking(replace(FOLLOWED, name="embedded", voices=("nora", "felix")), settings)) as url:
+    with serving(speaking(replace(fake.FOLLOWED, name="embedded", voices=("nora", "felix")), settings)) as url:
         seen = seen_in("chromium", "stored", f"{url}/", recording=str(recording))
     assert (seen["open"], seen["stillOpen"]) == ([False, False], True)
     assert all(seen["off"])
@@ -241,7 +236,7 @@ def test_a_server_that_is_gone_and_comes_back_under_a_path_prefix() -> None:
     assert "cannot be reached" in seen["refused"]
 
 
-class Loading(FakeSynthesizer):
+class Loading(fake.FakeSynthesizer):
     """A model that is described once it has loaded."""
 
     has_loaded = False
@@ -254,7 +249,7 @@ class Loading(FakeSynthesizer):
 
 @pytest.mark.page
 def test_a_model_that_loads_shows_how_far_it_is() -> None:
-    synthesizer = Loading(FOLLOWED, followed())
+    synthesizer = Loading(fake.FOLLOWED, fake.followed())
 
     def state(model: str) -> ModelState:
         return ready() if synthesizer.has_loaded else ModelState(ModelStatus.LOADING, "compiling", 42, 9.0)
@@ -275,8 +270,8 @@ def test_a_model_that_loads_shows_how_far_it_is() -> None:
 
 @pytest.mark.page
 @pytest.mark.parametrize(("info", "label", "state", "about"), [
-    (BASE, "Instruction", "ref_audio", "Store a recording under Voices first"),
-    (VOICE_DESIGN, "Voice description", "of audio", "design"),
+    (fake.BASE, "Instruction", "ref_audio", "Store a recording under Voices first"),
+    (fake.VOICE_DESIGN, "Voice description", "of audio", "design"),
 ])  # fmt: skip
 def test_a_model_without_named_voices(info: ModelInfo, label: str, state: str, about: str) -> None:
     with serving(speaking(info)) as url:

@@ -98,14 +98,9 @@ def test_times_are_of_the_words_as_they_are_written(text: str, words: list[tuple
 
 def chunks(text: str, rules: TextRules, synthesizer: FakeSynthesizer) -> AsyncGenerator[PcmChunk, None]:
     spoken = read(text, rules)
-    utterance = Utterance(
-        SynthesisRequest("id", spoken.text, seed=1),
-        spans=spoken.spans,
-        max_segment_chars=rules.max_segment_chars,
-    )
-    return UtteranceSynthesizer(synthesizer).speak_utterance(
-        utterance, replace(CUSTOM_VOICE, max_segment_chars=60), Listener()
-    )
+    request, info = SynthesisRequest("id", spoken.text, seed=1), replace(CUSTOM_VOICE, max_segment_chars=60)
+    utterance = Utterance(request, spans=spoken.spans, max_segment_chars=rules.max_segment_chars)
+    return UtteranceSynthesizer(synthesizer).speak_utterance(utterance, info, Listener())
 
 
 async def test_a_paragraph_is_a_longer_pause_than_a_sentence() -> None:

@@ -16,15 +16,7 @@ from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest
 from serve_app.audio.recordings import decode_file
-from serve_app.extensions.voices.reference_doctor import (
-    LOUDNESS_LUFS,
-    PEAK_DBFS,
-    CheckedRecording,
-    HeardWords,
-    check_recording,
-    measure,
-    reading_time_s,
-)
+from serve_app.extensions.voices import reference_doctor
 
 RATE = 24000
 SAID = "Hello from Talkray. This is Nora, and I speak on two processor cores. My name is Felix. The next train leaves."
@@ -52,7 +44,7 @@ def faded(audio: Samples) -> Samples:
 
 def noise(like: Samples, *, snr_db: float) -> Samples:
     """White noise so far below the speech in `like`."""
-    amplitude = 10 ** ((measure(like, RATE).speech_dbfs - snr_db) / 20)
+    amplitude = 10 ** ((reference_doctor.measure(like, RATE).speech_dbfs - snr_db) / 20)
     return (amplitude * np.random.default_rng(0).standard_normal(like.size)).astype(np.float32)
 
 
@@ -67,11 +59,11 @@ def checked(
     rate: int = RATE,
     text: str | None = SAID,
     *,
-    heard: HeardWords | None = None,
+    heard: reference_doctor.HeardWords | None = None,
     container: str = "FLAC",
-) -> CheckedRecording:
+) -> reference_doctor.CheckedRecording:
     data = file_of(audio, rate, container)
-    return check_recording(data, field="clip", transcript=text, heard=heard, prepare="auto")
+    return reference_doctor.check_recording(data, field="clip", transcript=text, heard=heard, prepare="auto")
 
 
 def found(audio: Samples, rate: int = RATE, text: str | None = SAID, **others: object) -> dict[str, str]:
@@ -105,7 +97,9 @@ def test_samples_far_above_full_scale_are_refused(peak: float, reason: str | Non
     file = io.BytesIO()
     soundfile.write(file, speech() * np.float32(2 * peak), RATE, format="WAV", subtype="FLOAT")
     with nullcontext() if reason is None else pytest.raises(InvalidRequest, match=f"{reason} full scale"):
-        result = check_recording(file.getvalue(), field="clip", transcript=None, heard=None, prepare="auto")
+        result = reference_doctor.check_recording(
+            file.getvalue(), field="clip", transcript=None, heard=None, prepare="auto"
+        )
         assert np.abs(result.audio).max() < 1
 
 
@@ -163,7 +157,7 @@ def test_loudness(gain_db: float, flaw: dict[str, str]) -> None:
 def test_loudness_is_that_of_bs_1770() -> None:
     """A full-scale sine of 997 Hz on one channel has -3.01 LUFS."""
     tone = np.sin(2 * np.pi * 997 * np.arange(3 * 48000) / 48000).astype(np.float32)
-    assert measure(tone, 48000).loudness_lufs == pytest.approx(-3.01, abs=0.05)
+    assert reference_doctor.measure(tone, 48000).loudness_lufs == pytest.approx(-3.01, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +171,7 @@ def test_bandwidth_whatever_the_files_rate(rate: int, flaw: dict[str, str]) -> N
 @pytest.mark.parametrize("rate", [4000, 192_000])
 def test_the_lowest_and_the_highest_rate(rate: int) -> None:
     result = checked(soxr.resample(speech(), RATE, rate), rate)
-    assert result.measures.loudness_lufs == pytest.approx(measure(speech(), RATE).loudness_lufs, abs=2)
+    assert result.measures.loudness_lufs == pytest.approx(reference_doctor.measure(speech(), RATE).loudness_lufs, abs=2)
     assert {flaw.code for flaw in result.flaws} == ({"telephone"} if rate == 4000 else set())
 
 
@@ -211,19 +205,19 @@ def test_a_transcript_and_the_time_it_takes(text: str | None, flaw: dict[str, st
 
 
 def test_marks_and_spaces_take_no_time() -> None:
-    assert reading_time_s(" ...?! — \n") == 0
-    assert reading_time_s("ﾃｽﾄ") == reading_time_s("テスト") == pytest.approx(0.39)
+    assert reference_doctor.reading_time_s(" ...?! — \n") == 0
+    assert reference_doctor.reading_time_s("ﾃｽﾄ") == reference_doctor.reading_time_s("テスト") == pytest.approx(0.39)
 
 
 @pytest.mark.parametrize(
     ("errors", "words", "flaw"), [(8, 20, {}), (9, 20, {"other_words": "warning"}), (3, 0, {"other_words": "warning"})]
 )
 def test_words_that_a_recogniser_hears(errors: int, words: int, flaw: dict[str, str]) -> None:
-    assert found(speech(), heard=HeardWords("Hello from here", errors, words)) == flaw
+    assert found(speech(), heard=reference_doctor.HeardWords("Hello from here", errors, words)) == flaw
 
 
 def test_what_is_heard_stands_in_for_no_transcript() -> None:
-    [flaw] = checked(speech(), text=None, heard=HeardWords("Hello from here", 0, 0)).flaws
+    [flaw] = checked(speech(), text=None, heard=reference_doctor.HeardWords("Hello from here", 0, 0)).flaws
     assert flaw.found.endswith("A recogniser hears: Hello from here")
 
 
@@ -238,12 +232,12 @@ def test_preparation_trims_levels_and_appends_silence() -> None:
     audio = np.concatenate([quiet, speech() * np.float32(0.1), quiet])
     result = checked(audio)
     assert result.measures.lead_s == pytest.approx(2.3, abs=0.1)
-    after = measure(result.audio, RATE)
+    after = reference_doctor.measure(result.audio, RATE)
     assert after.lead_s == pytest.approx(0.1, abs=0.03)
     assert not result.audio[-RATE // 2 :].any()
     assert after.tail_s == pytest.approx(0.7, abs=0.03)
-    assert after.loudness_lufs == pytest.approx(LOUDNESS_LUFS, abs=0.3)
-    assert after.peak_dbfs <= PEAK_DBFS + 0.01
+    assert after.loudness_lufs == pytest.approx(reference_doctor.LOUDNESS_LUFS, abs=0.3)
+    assert after.peak_dbfs <= reference_doctor.PEAK_DBFS + 0.01
     assert after.speech_s == pytest.approx(result.measures.speech_s, abs=0.03)
     assert [change.split()[0] for change in result.changes] == ["Cut", "Cut", "Made", "Appended"]
     assert result.changes[2].endswith(" dB louder.")
@@ -254,8 +248,8 @@ def test_a_peak_keeps_it_quieter() -> None:
     audio = speech() * np.float32(0.1)
     audio[3 * RATE] = 0.9  # a click in a soft voice
     result = checked(audio)
-    assert np.abs(result.audio).max() == pytest.approx(10 ** (PEAK_DBFS / 20), abs=1e-4)
-    assert measure(result.audio, RATE).loudness_lufs < LOUDNESS_LUFS - 5
+    assert np.abs(result.audio).max() == pytest.approx(10 ** (reference_doctor.PEAK_DBFS / 20), abs=1e-4)
+    assert reference_doctor.measure(result.audio, RATE).loudness_lufs < reference_doctor.LOUDNESS_LUFS - 5
 
 
 def test_a_prepared_recording_of_the_greatest_length_can_still_be_read() -> None:

@@ -24,9 +24,7 @@ def recording(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_voice_from_its_first_to_its_last_day(
-    tmp_path: Path, recording: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_voice_from_its_first_to_last_day(tmp_path: Path, recording: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = tmp_path / "store"
     voice_id = run(store, "add", "ada", recording, "--text", "Hiss.", "--owner", "lab").split()[0]
     run(store, "add", "ada", recording, "--style", "cheerful")

@@ -143,7 +143,7 @@ def test_words_that_no_audio_came_to_are_not_told(info: ModelInfo, reason: Finis
     times = WordTimes(source(TEXT, info), info)
     got = words(times, [heard(FRAMES), heard([], tone(24000), reason)])
     assert [(word.text, word.is_estimate) for word in got] == [
-        (each, info is ESTIMATED) for each in ("Hello", "there,")
+        (text, info is ESTIMATED) for text in ("Hello", "there,")
     ]
 
 
@@ -166,12 +166,8 @@ async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
     script.append(replace(frame(6, 12.0), finish_reason=FinishReason.STOP))
     request = Utterance(SynthesisRequest("r", "Hello there. And goodbye now.", word_times=True))
     info = replace(FOLLOWED, max_segment_chars=17)
-    chunks = [
-        chunk
-        async for chunk in UtteranceSynthesizer(FakeSynthesizer(script=script)).speak_utterance(
-            request, info, Listener()
-        )
-    ]
+    synthesizer = UtteranceSynthesizer(FakeSynthesizer(script=script))
+    chunks = [chunk async for chunk in synthesizer.speak_utterance(request, info, Listener())]
     delivered_s = (7 * SIZE - 3000) / 24000
     first = [(max(0.0, (number + 0.5) * FRAME_S - 0.125), 2.0 * number) for number in range(7)]
     second = [(seconds + delivered_s, 13 + chars) for seconds, chars in first]

@@ -9,19 +9,9 @@ import httpx
 import pytest
 
 from deployments.protocol import FinishReason, ModelInfo
+from tests.serve_app import fake
 from tests.serve_app.extensions.client import Json, talking
 from tests.serve_app.extensions.timed import Reader
-from tests.serve_app.fake import (
-    CUSTOM_VOICE,
-    ESTIMATED_MS,
-    FOLLOWED,
-    FOLLOWED_MS,
-    FOLLOWED_TEXT,
-    FakeSynthesizer,
-    chunk,
-    estimated,
-    followed,
-)
 from tests.serve_app.one_model import client_for
 from tools.suites.row import PostRow, SocketRow
 from tools.suites.rows import POSTS, SOCKETS, here
@@ -30,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 DOCUMENT = Path(__file__).parents[4] / "docs/clients.md"
 HEADER = "x-word-times"
-KNOWN = pytest.mark.parametrize("info", [FOLLOWED, CUSTOM_VOICE], ids=["exact", "estimated"])
+KNOWN = pytest.mark.parametrize("info", [fake.FOLLOWED, fake.CUSTOM_VOICE], ids=["exact", "estimated"])
 ROWS: list[PostRow | SocketRow] = [*POSTS.values(), *SOCKETS.values()]
 
 
@@ -53,26 +43,26 @@ def test_the_table_has_each_way_that_carries_words() -> None:
     }
 
 
-def speaking(info: ModelInfo) -> FakeSynthesizer:
-    return FakeSynthesizer(info, followed() if info.word_times else estimated())
+def speaking(info: ModelInfo) -> fake.FakeSynthesizer:
+    return fake.FakeSynthesizer(info, fake.followed() if info.word_times else fake.estimated())
 
 
 def check(row: PostRow | SocketRow, info: ModelInfo, reader: Reader, header: str | None) -> None:
     known = "exact" if info.word_times else "estimated"
     assert header == (None if TABLE[row.place][1] == "none" else known)
     assert reader.marks == {None if info.word_times else True}
-    begins = FOLLOWED_MS if info.word_times else ESTIMATED_MS
-    assert [word for word, _, _ in reader.words] == FOLLOWED_TEXT.split()
+    begins = fake.FOLLOWED_MS if info.word_times else fake.ESTIMATED_MS
+    assert [word for word, _, _ in reader.words] == fake.FOLLOWED_TEXT.split()
     assert [begin for _, begin, _ in reader.words] == pytest.approx(begins, abs=1)
     assert [end for _, _, end in reader.words] == pytest.approx([*begins[1:], 880], abs=1)
 
 
-async def posted(row: PostRow, info: ModelInfo) -> tuple[httpx.Response, FakeSynthesizer]:
+async def posted(row: PostRow, info: ModelInfo) -> tuple[httpx.Response, fake.FakeSynthesizer]:
     synthesizer = speaking(info)
     if row.path.endswith("/with-timestamps") and "/stream/" not in row.path:  # made again, with words of its own
-        synthesizer.scripts = [[*synthesizer.script[:3], chunk(b"", frames=0, finish_reason=FinishReason.EARLY)]]
+        synthesizer.scripts = [[*synthesizer.script[:3], fake.chunk(b"", frames=0, finish_reason=FinishReason.EARLY)]]
     async with client_for(synthesizer) as client:
-        answer = await client.post(row.path, json={**row.body(FOLLOWED_TEXT), **row.times.asked_by})
+        answer = await client.post(row.path, json={**row.body(fake.FOLLOWED_TEXT), **row.times.asked_by})
     assert answer.status_code == 200, answer.text
     return answer, synthesizer
 
@@ -113,7 +103,7 @@ async def test_other_answers_say_nothing_of_them(row: PostRow, info: ModelInfo) 
 async def test_a_socket_carries_them(row: SocketRow, info: ModelInfo) -> None:
     reader = Reader(row.times.in_field, row.times.counts_from)
     async with talking(speaking(info), row.path) as client:
-        client.send(*row.speak_timed(FOLLOWED_TEXT))
+        client.send(*row.speak_timed(fake.FOLLOWED_TEXT))
         told, _ = await client.until(**row.ends_with)
     for message in told:
         reader.read(message)
@@ -125,7 +115,7 @@ async def test_a_socket_carries_them(row: SocketRow, info: ModelInfo) -> None:
 async def test_other_sockets_say_nothing_of_them(row: SocketRow, info: ModelInfo) -> None:
     synthesizer = speaking(info)
     async with talking(synthesizer, row.path, subprotocols=row.sample.protocols) as client:
-        client.send(*row.speak(FOLLOWED_TEXT))
+        client.send(*row.speak(fake.FOLLOWED_TEXT))
         kind, value = next(iter(row.ends_with.items()))
         told, _ = await client.until(**{kind: value})
     assert not synthesizer.requests[0].word_times
@@ -139,7 +129,7 @@ async def test_an_interruption_of_flux_says_what_was_spoken(name: str, info: Mod
     row = SOCKETS[name]
     interrupt = {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 660}}
     async with talking(speaking(info), row.path) as client:
-        client.send(*row.speak_timed(FOLLOWED_TEXT))
+        client.send(*row.speak_timed(fake.FOLLOWED_TEXT))
         await client.until(**row.ends_with)
         client.send(interrupt)
         (*_, told), _ = await client.until(type="SpeechInterrupted")
