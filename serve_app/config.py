@@ -115,7 +115,7 @@ class AdmissionSettings(Strict):
     min_streams: Positive = 4  # streams that are always accepted, even if audio is late
     max_wait_s: PositiveSeconds = 5.0  # maximum expected time to first audio. Later requests are refused
     start_wait_s: PositiveSeconds = 30.0  # the same limit while no talker is running. Later requests then get a 503
-    client_streams: Positive | None = None  # maximum number of simultaneous requests from one address
+    client_streams: Positive | None = None  # maximum number of requests and open WebSockets from one address
     client_requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # rate limit and burst size of one address
     # Number of proxies that append an address to X-Forwarded-For: the bundled HAProxy, plus each proxy in front of it.
     # With 0 the header is ignored, and all clients have HAProxy's address.

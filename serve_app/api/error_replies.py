@@ -131,7 +131,8 @@ def translate(error: BaseException) -> ErrorReply:
 
 def close_reason(error: Overloaded) -> str:
     """Return the close reason (at most 123 bytes) for a WebSocket closed with code 1013."""
-    return f"overloaded, retry after {max(1, math.ceil(error.retry_after_s))} s"
+    limit = ascii(str(error).partition(";")[0])[1:-1]  # without the remedy, which is for the operator
+    return f"overloaded, retry after {max(1, math.ceil(error.retry_after_s))} s: {limit}"[:123]
 
 
 def _translate_http(error: HTTPException) -> ErrorReply:

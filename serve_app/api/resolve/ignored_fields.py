@@ -48,7 +48,7 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
     """
     first = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
     room = _MOST_NAMED - len(first)
-    known = list(names)
+    known = {name.rpartition(".")[2]: name for name in names}  # `voice_settings.style` does not resemble `.speed`
     unknown = [name for name in sent if name not in names and name not in reasons]
     first |= {_plain(name): _unknown_reason(name, known) for name in unknown[:room]}
     more = max(len(reasons) - _MOST_NAMED, 0) + max(len(unknown) - room, 0)
@@ -78,9 +78,9 @@ def in_message(reasons: Reasons) -> dict[str, object]:
     return {"ignored": entries(reasons)} if reasons else {}
 
 
-def _unknown_reason(name: str, known: list[str]) -> str:
-    close = get_close_matches(name[:_LONGEST_NAME].lower(), known, n=1, cutoff=0.75)
-    return f"unknown field, did you mean {close[0]}?" if close else "not supported"
+def _unknown_reason(name: str, known: Mapping[str, str]) -> str:
+    close = get_close_matches(name[:_LONGEST_NAME].rpartition(".")[2].lower(), known, n=1, cutoff=0.75)
+    return f"unknown field, did you mean {known[close[0]]}?" if close else "not supported"
 
 
 def of_text(spoken: SpokenText) -> Reasons:

@@ -79,8 +79,6 @@ async def speech_request(
         reasons["container"] = "WebSockets have none" if body is None else f"{encoding} uses {comes_in}"
     if body is not None and _PRONUNCIATION.search(text_of(body)[:_MOST_CHARS]):
         reasons["pronounce"] = "phonemes are not supported: the word itself is spoken"
-    if named:
-        reasons.setdefault("model", "selects only a voice")
     return await lenient_request(
         service.resolver, {**(body or {}), **query}, _NAMES, delivery=delivery, overrides=overrides, reasons=reasons
     )

@@ -345,15 +345,18 @@ async def test_an_utterance_too_many_closes_the_socket_with_1013(file: Path, ful
     api = limited(file, **({"client_requests_per_minute": 1} if full == "address" else {}))
     async with socket(api, xi_api_key=key) as connection:
         await speaks(await Socket(connection).accepted(), times=1)
-        await closed_as_overloaded(connection)
+        reason = await closed_as_overloaded(connection)
+    assert f"This {'client' if full == 'address' else 'API key'} may make 1 requests per minute" in reason
     assert refusals == ["client" if full == "address" else "key"]
     assert (await ask(api, xi_api_key=key)).status_code == 429
 
 
-async def closed_as_overloaded(connection: asgi.Connection) -> None:
+async def closed_as_overloaded(connection: asgi.Connection) -> str:
     closed = await connection.next()
     assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
-    assert closed["reason"].startswith("overloaded, retry after ")
+    reason: str = closed["reason"]
+    assert reason.startswith("overloaded, retry after ")
+    return reason
 
 
 class Server:
@@ -485,5 +488,5 @@ def test_a_client_without_an_address_has_a_name() -> None:
 
 
 def test_a_close_reason_fits_into_a_frame() -> None:
-    assert len(close_reason(Overloaded("x" * 500, 29.5)).encode()) <= 123
-    assert close_reason(Overloaded("full", 29.5)) == "overloaded, retry after 30 s"
+    assert len(close_reason(Overloaded("é" * 500, 29.5)).encode()) <= 123
+    assert close_reason(Overloaded("full; é", 29.5)) == "overloaded, retry after 30 s: full"

@@ -8,7 +8,15 @@ import pytest
 from deployments.protocol import ModelInfo
 from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SPEECH, parse_speech
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.ignored_fields import Ignored, Reasons, always_streamed, as_header, left_out, of_text
+from serve_app.api.resolve.ignored_fields import (
+    Ignored,
+    Reasons,
+    always_streamed,
+    as_header,
+    left_out,
+    of_text,
+    with_unknown,
+)
 from serve_app.api.resolve.make_request import without_effect
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.audio.formats import AudioFormat
@@ -63,6 +71,12 @@ def test_what_has_no_effect_on_this_model(info: ModelInfo, fields: dict[str, obj
 @pytest.mark.parametrize("name", ["Voice_", "stream_fromat", "instrucions", "max_new_token"])
 def test_a_slip_of_the_pen_is_recognised(name: str) -> None:
     assert "did you mean" in of(CUSTOM_VOICE, **{name: 1})[name]
+
+
+def test_neighbours_of_a_nested_field_are_no_slips() -> None:
+    told = with_unknown(("a.style", "a.sped", "speed"), ("a.speed", "voice"), {})
+    meant = "unknown field, did you mean a.speed?"
+    assert told == {"a.style": "not supported", "a.sped": meant, "speed": meant}
 
 
 def test_hostile_names_fit_a_header() -> None:
