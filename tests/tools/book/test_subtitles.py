@@ -69,7 +69,8 @@ def test_other_text_is_not_taken_for_subtitles(text: str) -> None:
     "1 --> 2",
 ])  # fmt: skip
 def test_times_that_are_none_name_the_cue(times: str, timed: bool) -> None:
-    with pytest.raises(InvalidRequest, match=r"^cue 2 \(line 6\): '.*' is not a valid time range. Write 00:01:02,500"):
+    message = r"^cue 2 \(line 6\): '.*' is not a valid time range. Write 00:01:02,500 -->"
+    with pytest.raises(InvalidRequest, match=message):
         subtitle_book(f"1\n00:00:00,000 --> 00:00:01,000\nA.\n\n2\n{times}\nB.\n", "f", timed=timed)
 
 

@@ -318,4 +318,5 @@ def test_a_decoder_with_them_sounds_as_one_without(precision: str, monkeypatch: 
     monkeypatch.setattr(c_kernels, "_functions", {})
     monkeypatch.setattr(products, "fits", lambda *_: False)
     exact, plain = decoded("float32"), decoded(precision)
-    assert snr_db(exact, own) > max(MIN_SNR_DB, min(95.0, snr_db(exact, plain) - 1.0))
+    most = 95.0 if c_kernels.MULTIPLIES_FLOATS else 100.0  # minimal filtering adds rounding errors
+    assert snr_db(exact, own) > max(MIN_SNR_DB, min(most, snr_db(exact, plain) - 1.0))

@@ -68,7 +68,7 @@ def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatc
         second.start()
         assert waits.wait(30)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2")
-        with gpu_startup_lock(pytest.fail):  # another GPU waits for nobody
+        with gpu_startup_lock(pytest.fail):  # engines of other GPUs do not wait
             order.append("first")
     second.join(30)
     assert order == ["first", "second"]

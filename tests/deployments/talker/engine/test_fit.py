@@ -110,7 +110,8 @@ def test_what_is_left_for_keys_and_values(shaped: Callable[[str], Path]) -> None
 
 def test_what_does_not_fit_is_told_alike(shaped: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     directory = shaped("1.7B-CustomVoice")
-    with pytest.raises(EngineError, match=r"too little GPU memory: .* of 3\.7 GiB, the engine needs \d.\d GiB") as said:
+    message = r"too little GPU memory: .* of 3\.7 GiB, the engine needs \d\.\d GiB"
+    with pytest.raises(EngineError, match=message) as said:
         predict(directory, ONE_GPU, int(4e9), int(4e9))
     arguments = [str(directory), *[str(int(4e9))] * 2, ONE_GPU.model_dump_json()]
     assert main(arguments) == 1

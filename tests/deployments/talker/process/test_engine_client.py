@@ -210,7 +210,7 @@ async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process:
 
 @pytest.mark.parametrize("breaks", [False, True])
 async def test_reading_ends_with_a_stream(client: EngineClient, monkeypatch: pytest.MonkeyPatch, breaks: bool) -> None:
-    """Whether its reader leaves, or reading breaks in a way that nobody has thought of."""
+    """Reading the live text ends if the stream's reader leaves, and if reading raises an unexpected error."""
     go_on, closed = asyncio.Event(), asyncio.Event()
 
     async def read(mailed: Mailbox) -> AsyncGenerator[str, None]:

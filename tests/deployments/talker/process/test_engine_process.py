@@ -232,7 +232,7 @@ def test_it_says_that_nothing_runs_after_the_last_abort(start: EngineStart) -> N
         replica.send(channel.Abort(1))
         [*_, last] = replica.until(is_free)
         assert isinstance(last, channel.Produced)
-        assert (last.chunks, last.step_s) == ((), 0.0)  # it is no step of zero frames
+        assert (last.chunks, last.step_s) == ((), 0.0)  # no step ran, so metrics must not count one
 
 
 def test_it_ends_with_its_socket(start: EngineStart) -> None:

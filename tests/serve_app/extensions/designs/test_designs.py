@@ -277,7 +277,9 @@ async def test_what_is_no_recording_to_clone_is_left_out(
     assert told in error["message"]
     assert recordings_in(folder) == []
     asked = await client.post(DESIGN, json={**ASKED, "max_new_tokens": 20})
-    assert (asked.status_code == 200) is told.startswith("longer"), "the length was asked for"
+    assert (asked.status_code == 200) is told.startswith("longer"), (
+        "only speech that reaches the requested max_new_tokens is accepted"
+    )
 
 
 async def test_a_store_that_is_out_of_reach_is_told_before_anything_is_spoken(tmp_path: Path) -> None:

@@ -517,7 +517,7 @@ async def test_a_bad_segment_is_drawn_again_and_reported(speaker: Speaker, serve
 
 
 def test_what_is_left_takes_as_long_as_this_process_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Problems are told in their order, also those of segments that were not drawn again."""
+    """Problems are listed by segment number, including those of segments that were not redrawn."""
     clock, segments = Clock(100.0), [MadeSegment(SegmentId(0, n), 1, FinishReason.LOOP, False) for n in range(5)]
     job = StoredJob(id="job", owner="", created_at=0, fingerprint="", models={}, num_segments=(5,))
     monkeypatch.setattr(work_module, "time", clock)
