@@ -48,9 +48,10 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
     """
     first = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
     room = _MOST_NAMED - len(first)
-    known = {name.rpartition(".")[2]: name for name in names}  # `voice_settings.style` does not resemble `.speed`
     unknown = [name for name in sent if name not in names and name not in reasons]
-    first |= {_plain(name): _unknown_reason(name, known) for name in unknown[:room]}
+    if unknown:
+        known = {name.rpartition(".")[2]: name for name in names}  # `voice_settings.style` does not resemble `.speed`
+        first |= {_plain(name): _unknown_reason(name, known) for name in unknown[:room]}
     more = max(len(reasons) - _MOST_NAMED, 0) + max(len(unknown) - room, 0)
     return first | ({"others": f"{more} more"} if more else {})
 
