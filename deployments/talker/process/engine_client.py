@@ -33,6 +33,7 @@ _WATCH_S = 0.25
 # Number of frames that a job segment sends together. Jobs have no listeners, and each chunk costs time on this event
 # loop. Chunks larger than 100 kB would go through Ray's object store, which takes longer.
 _BACKGROUND_FRAMES = 20
+_CHUNKS_PER_TURN = 4  # of the event loop, which reads its sockets between turns
 
 Item = FrameChunk | Exception
 
@@ -226,7 +227,7 @@ class EngineClient:
                 while data := await reader.read(_RECEIVE_BYTES):
                     self._reported_s = time.monotonic()
                     for report in self._unpacker.feed(data):
-                        self._handle_event(report)
+                        await self._handle_event(report)
         finally:
             for queue in self._streams.values():
                 queue.put_nowait(self._lost())
@@ -235,7 +236,7 @@ class EngineClient:
                     forgotten.set_exception(self._lost())
             writer.close()  # while its event loop is still running
 
-    def _handle_event(self, report: channel.Command | channel.EngineEvent) -> None:
+    async def _handle_event(self, report: channel.Command | channel.EngineEvent) -> None:
         if isinstance(report, channel.Produced):
             before, self.load = self.load, report.load
             load = self.load
@@ -243,7 +244,11 @@ class EngineClient:
             metrics.record_recording_lookups("speaker", self.load.speakers)
             metrics.record_recording_lookups("codes", self.load.references)
             metrics.REPAIRS.record(self.load.repaired - before.repaired, pool="talker")
-            for sequence_id, chunk in report.chunks:
+            # The newest requests come first, because they wait for their first audio.
+            newest_first = sorted(report.chunks, key=lambda each: -each[0])
+            for number, (sequence_id, chunk) in enumerate(newest_first):
+                if number and number % _CHUNKS_PER_TURN == 0:
+                    await asyncio.sleep(0)
                 if sequence_id in self._streams:
                     self._streams[sequence_id].put_nowait(chunk)
         elif isinstance(report, channel.RequestFailed) and report.sequence_id in self._streams:

@@ -241,13 +241,13 @@ async def test_text_that_cannot_be_read_ends_its_stream(client: EngineClient, mo
         await listen(client, nobody)
 
 
-def test_what_the_engine_counts_is_recorded_once(fed: list[tuple[str, float, dict[str, str]]]) -> None:
+async def test_what_the_engine_counts_is_recorded_once(fed: list[tuple[str, float, dict[str, str]]]) -> None:
     client = EngineClient.__new__(EngineClient)
     client.load, client._streams = channel.EngineLoad(), {}
     chunk = FrameChunk(np.zeros((1, 16), np.int16), 3)
     load = channel.EngineLoad(1, 7, 0.5, speakers=Lookups(1, 0), references=Lookups(0, 2), repaired=3)
-    client._handle_event(channel.Produced(((0, chunk), (1, chunk)), 0.01, load))
-    client._handle_event(channel.Produced((), 0.0, channel.EngineLoad(1, 6, 0.25, repaired=5)))
+    await client._handle_event(channel.Produced(((0, chunk), (1, chunk)), 0.01, load))
+    await client._handle_event(channel.Produced((), 0.0, channel.EngineLoad(1, 6, 0.25, repaired=5)))
     talker = {"pool": "talker"}
     assert fed == [
         *(("step_seconds", 0.01, talker), ("batch_size", 2, talker)),
@@ -260,13 +260,26 @@ def test_what_the_engine_counts_is_recorded_once(fed: list[tuple[str, float, dic
     ]
 
 
+async def test_the_newest_streams_get_their_chunks_first_and_the_others_in_later_turns() -> None:
+    client, chunk = EngineClient.__new__(EngineClient), FrameChunk(np.zeros((1, 16), np.int16), 3)
+    client.load, client._streams = channel.EngineLoad(), {number: asyncio.Queue() for number in range(10)}
+    got = list[list[int]]()
+    handling = asyncio.create_task(
+        client._handle_event(channel.Produced(tuple((n, chunk) for n in range(10)), 0.0, client.load))
+    )
+    while not handling.done():
+        await asyncio.sleep(0)
+        got.append([number for number, queue in client._streams.items() if not queue.empty()])
+    assert got[:3] == [[6, 7, 8, 9], [2, 3, 4, 5, 6, 7, 8, 9], list(range(10))]
+
+
 async def test_each_deletion_gets_its_own_count() -> None:
     client, loop = EngineClient.__new__(EngineClient), asyncio.get_running_loop()
     one, left, two = (loop.create_future() for _ in range(3))
     client._forgetting, client._streams = deque((one, left, two)), {}
     left.cancel()
     for count in (1, 5, 2):
-        client._handle_event(channel.HasForgotten(count))
+        await client._handle_event(channel.HasForgotten(count))
     assert (one.result(), two.result()) == (1, 2)
 
 
