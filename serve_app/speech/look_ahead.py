@@ -7,24 +7,35 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
-from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
-from serve_app.speech.segments import Segments, StreamTail
+from deployments.errors import Overloaded
+from deployments.protocol import PcmChunk, SynthesisRequest
+from serve_app.speech.segments import SECOND_ATTEMPT, Segments, StreamTail, Utterance, segment_seed
 
 # A later segment is prefetched while more than this many seconds of sent audio remain to be played.
 _LEAD_S = 1.0
+# Retry interval for a later segment that was rejected, and the time after which retries stop.
+_RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
-Redraw = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
+Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
 
 
 class SegmentAudio:
-    """Audio of one segment. The first chunk is requested immediately, and each later chunk only when it is read."""
+    """Audio of one segment. The first chunk is requested immediately, and each later chunk only when it is read.
 
-    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], redraw: Redraw) -> None:
-        """Start reading `chunks`. `redraw` requests the segment again with another seed."""
-        self._chunks = chunks
-        self._redraw = redraw
-        self.end = StreamTail()
+    If a later segment is rejected, it is requested again: the previous segment is still playing, and a stall is better
+    than truncated speech.
+    """
+
+    def __init__(self, segment: Utterance, synthesize: Synthesize) -> None:
+        """Request the audio of `segment` with `synthesize`."""
+        self._synthesize = synthesize
         self._ahead: deque[PcmChunk] = deque()
+        self._request(segment)
+
+    def _request(self, segment: Utterance) -> None:
+        self._segment, self._requested_s = segment, time.monotonic()
+        self._chunks, self._has_begun = self._synthesize(segment.synthesis), False
+        self.end = StreamTail()
         self._next: asyncio.Task[PcmChunk | None] | None = self._start_next()
 
     async def next(self) -> PcmChunk | None:
@@ -53,13 +64,11 @@ class SegmentAudio:
             self._next = None if chunk.finish_reason is not None else self._start_next()
         if not self._ahead or (reason := self._ahead[-1].finish_reason) is None:
             return False
-        if reason.is_good:
-            return True
-        await self._chunks.aclose()
-        self._ahead.clear()
-        self._chunks = self._redraw(reason)
-        self.end = StreamTail()
-        self._next = self._start_next()
+        seed = segment_seed(self._segment.synthesis.seed, SECOND_ATTEMPT)
+        if (second := self._segment.redraw(reason, seed=seed)) is not None:
+            await self._chunks.aclose()
+            self._ahead.clear()
+            self._request(second)
         return True
 
     async def aclose(self) -> None:
@@ -72,9 +81,20 @@ class SegmentAudio:
         return reading
 
     async def _read_one(self) -> PcmChunk | None:
-        if (chunk := await anext(self._chunks, None)) is not None:
-            self.end.add(chunk)
-        return chunk
+        while True:
+            try:
+                chunk = await anext(self._chunks, None)
+            except Overloaded:
+                is_late = time.monotonic() >= self._requested_s + _GIVE_UP_AFTER_S
+                if self._has_begun or is_late or not self._segment.synthesis.continues:
+                    raise
+                await asyncio.sleep(_RETRY_AFTER_S)
+                self._chunks = self._synthesize(self._segment.synthesis)
+                continue
+            if chunk is not None:
+                self._has_begun = True
+                self.end.add(chunk)
+            return chunk
 
 
 class LookAhead:

@@ -40,20 +40,26 @@ class Utterance:
     max_segment_chars: int | None = None  # None: the model's limit
     languages: tuple[str, ...] = ()  # candidates for per-segment detection; the utterance's language is the fallback
     joins: bool = False  # each segment continues from the previous segment's tail
-    may_redraw: bool = False  # whether to repeat speech that ended badly: see `second_attempt`
+    may_redraw: bool = False  # whether to repeat speech that ended badly: see `redraw`
     live_text: "Segments | None" = None  # segments of text that the client is still writing
 
     def changed(self, **fields: Any) -> Self:
         """Return a copy with some fields of `synthesis` changed."""
         return replace(self, synthesis=replace(self.synthesis, **fields))
 
-    def second_attempt(self, seed: int | None = None) -> Self:
-        """Return the second and last attempt at speech that ended badly before any audio was sent. Draw a seed if
-        `seed` is None.
+    def redraw(self, reason: FinishReason | None, *, is_silent: bool = False, seed: int | None = None) -> Self | None:
+        """Return the second and last attempt at speech of which nothing has been sent, or None to keep the first.
 
-        `UtteranceSynthesizer` makes this attempt if speech ends in the chunk with its first samples. Complete responses
-        and job segments are judged once they have ended: `WholeResponse` and `SegmentMaker` redraw them.
+        Speech is redrawn if it ended badly or is silent. `reason`: why it ended, or None if it ended without samples.
+        `seed`: for the second attempt; None: draw one. Speech is judged when the decision cannot be delayed: with its
+        first samples (`UtteranceSynthesizer`), or a later segment shortly before its playback (`SegmentAudio`).
+        Complete responses (`AudioSource`) and segments of jobs (`SegmentMaker`) are judged at their end.
         """
+        if not self.may_redraw or not (is_silent or ended_badly(reason)):
+            return None
+        request_id, model = self.synthesis.request_id, self.synthesis.model
+        metrics.REDRAWN.record(1, reason=reason or "none", model=model)
+        logger.warning("request %s ended badly before it was sent (%s), trying another seed", request_id, reason)
         return replace(self.changed(seed=draw_seed() if seed is None else seed), may_redraw=False)
 
 
@@ -65,12 +71,6 @@ def draw_seed() -> int:
 def ended_badly(reason: FinishReason | None) -> bool:
     """Return whether speech ended abnormally, for example at a limit or with an error."""
     return reason is not None and not reason.is_good
-
-
-def count_redraw(request: SynthesisRequest, reason: FinishReason | None) -> None:
-    """Count and log the redraw of `request`. `reason`: why speech ended, or None if it ended without samples."""
-    metrics.REDRAWN.record(1, reason=reason or "none", model=request.model)
-    logger.warning("request %s ended badly before it was sent (%s), trying another seed", request.request_id, reason)
 
 
 class StreamTail:

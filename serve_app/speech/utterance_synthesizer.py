@@ -1,21 +1,17 @@
 """Synthesis of an utterance, with one call per text segment and no gaps between segments."""
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderTimeout
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
-from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, count_redraw, ended_badly, segment_seed
+from serve_app.speech.segments import Segments, Utterance
 from serve_app.speech.utterance_assembler import UtteranceAssembler
-
-# Retry interval for a later segment that was rejected, and the time after which retries stop.
-_RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
 
 class Synthesizer(Protocol):
@@ -52,10 +48,8 @@ class UtteranceSynthesizer:
             await calls.enter_async_context(aclosing(self.speak_utterance(utterance, info, listener)))
         )
         await started.read_start()
-        if not (utterance.may_redraw and started.has_failed):
+        if (second := utterance.redraw(started.reason, is_silent=started.is_silent)) is None:
             return started
-        count_redraw(utterance.synthesis, started.reason)
-        second = utterance.second_attempt()
         chunks = await calls.enter_async_context(aclosing(self.speak_utterance(second, info, listener)))
         started = StartedSpeech(chunks, seed=second.synthesis.seed)
         await started.read_start()
@@ -75,9 +69,9 @@ class UtteranceSynthesizer:
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
-        if not segments.is_single or utterance.synthesis.word_times:
-            return self.speak_segments(first, segments, info, listener, may_redraw=utterance.may_redraw)
-        return self._synthesize_segment(first, info)
+        if segments.is_single and not (first.word_times or first.continues):
+            return self._synthesizer.synthesize(first, info)
+        return self.speak_segments(first, segments, info, listener, may_redraw=utterance.may_redraw)
 
     async def speak_segments(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, listener: Listener, *, may_redraw: bool
@@ -94,7 +88,8 @@ class UtteranceSynthesizer:
         number = 0  # of the current segment
 
         def open_segment(request: SynthesisRequest) -> SegmentAudio:
-            return self._open_segment(request, info)
+            segment = Utterance(request, may_redraw=may_redraw)
+            return SegmentAudio(segment, partial(self._synthesizer.synthesize, info=info))
 
         look_ahead = LookAhead(segments, open_segment)
         async with look_ahead, ReaderTimeout(look_ahead.cancel_next) as reader:
@@ -121,43 +116,6 @@ class UtteranceSynthesizer:
             if not assembler.has_ended:  # the end was not yet known when the last chunk arrived
                 yield assembler.end()
 
-    def _open_segment(self, request: SynthesisRequest, info: ModelInfo) -> SegmentAudio:
-        """Request a segment and return its audio."""
-
-        def redraw(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
-            """Request the audio again with another seed, because the first attempt ended badly."""
-            count_redraw(request, reason)
-            second = replace(request, seed=segment_seed(request.seed, SECOND_ATTEMPT))
-            return self._synthesize_with_retries(second, info)
-
-        return SegmentAudio(self._synthesize_segment(request, info), redraw)
-
-    def _synthesize_segment(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        if request.continues:
-            return self._synthesize_with_retries(request, info)
-        return self._synthesizer.synthesize(request, info)
-
-    async def _synthesize_with_retries(
-        self, request: SynthesisRequest, info: ModelInfo
-    ) -> AsyncGenerator[PcmChunk, None]:
-        """Yield the audio of a later segment. If the segment is rejected, request it again: the previous segment is
-        still playing, and a stall is better than truncated speech.
-        """
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + _GIVE_UP_AFTER_S
-        while True:
-            has_delivered = False
-            try:
-                async with aclosing(self._synthesizer.synthesize(request, info)) as chunks:
-                    async for chunk in chunks:
-                        has_delivered = True
-                        yield chunk
-                return
-            except Overloaded:
-                if has_delivered or loop.time() >= until_s:
-                    raise
-            await asyncio.sleep(_RETRY_AFTER_S)
-
 
 class StartedSpeech:
     """Speech that has been read up to its first samples. `next` returns all chunks, including those already read."""
@@ -168,9 +126,9 @@ class StartedSpeech:
         self._start: deque[PcmChunk] = deque()
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the last chunk that was read ended the speech badly or before any samples."""
-        return ended_badly(self.reason) or (bool(self._start) and not self._start[-1].pcm)
+    def is_silent(self) -> bool:
+        """Whether the speech ended before any samples."""
+        return bool(self._start) and not self._start[-1].pcm
 
     @property
     def reason(self) -> FinishReason | None:

@@ -4,13 +4,13 @@ Sockets use `Session` instead. A route with another kind of response, such as co
 `SpeechService.prepare_utterance` and reads the utterance's chunks itself.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.protocol import PcmChunk
+from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.context import state_of
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve.speech_request import SpeechRequest, speech_headers
@@ -26,7 +26,7 @@ from serve_app.api.responses.speech_response import (
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.speech.observers import WordSource
-from serve_app.speech.segments import Utterance, count_redraw
+from serve_app.speech.segments import Utterance
 
 
 async def respond(
@@ -39,17 +39,14 @@ async def respond(
     the response updates the record's `usage`; `RequestContext` then publishes the record. Raises InvalidRequest.
     """
     draft = await service.prepare_utterance(request, speech)
-    return AudioSource(service, draft.speech, [draft.utterance]).response(request, answer)
+    return AudioSource(service, draft.speech, draft.utterance).response(request, answer)
 
 
 class AudioSource:
     """Audio of one request, streamed or complete."""
 
-    may_redraw = True
-
-    def __init__(self, service: SpeechService, speech: SpeechRequest, utterances: Sequence[Utterance]) -> None:
-        """Create the source. `utterances` has one item. Subclasses that speak several must override `chunks`."""
-        self.service, self.speech, self.utterances = service, speech, utterances
+    def __init__(self, service: SpeechService, speech: SpeechRequest, utterance: Utterance) -> None:
+        self.service, self.speech, self.utterance = service, speech, utterance
 
     def words(self) -> WordSource | None:
         """Return the source of word timestamps, if the request asks for them and an extension provides them."""
@@ -58,9 +55,12 @@ class AudioSource:
             return None
         return time_words(self.speech.spoken, self.speech.info, speed=body.speed)
 
-    def chunks(self, utterances: Sequence[Utterance]) -> AsyncGenerator[PcmChunk, None]:
-        [utterance] = utterances
+    def chunks(self, utterance: Utterance) -> AsyncGenerator[PcmChunk, None]:
         return self.service.models.of(utterance).speak(utterance, self.speech.info)  # SpeechModel.speak
+
+    def redraw(self, reason: FinishReason | None) -> Utterance | None:
+        """Return the second attempt at a complete response, which ended for `reason`, or None to send the first."""
+        return self.utterance.redraw(reason)
 
     def response(self, request: Request, answer: StreamedAnswer | WholeAnswer | None) -> Response:
         """Return the response with this audio. `answer`: see `respond`."""
@@ -69,41 +69,34 @@ class AudioSource:
         headers = {**speech_headers(delivery, self.speech.info), **self.speech.headers(), **usage.headers(), **own_type}
         if isinstance(answer, StreamedAnswer) or (answer is None and not delivery.whole):
             times = self.words()
-            audio = self._audio(self.utterances, usage, times)
+            audio = self._audio(self.utterance, usage, times)
             return SpeechResponse(audio if answer is None else answer.make(audio, times), headers, usage=usage)
         return self._whole(usage, headers, answer, caller=state_of(request).caller.name)
 
     def _audio(
-        self, utterances: Sequence[Utterance], usage: Usage, times: WordSource | None, quota: ByteQuota | None = None
+        self, utterance: Utterance, usage: Usage, times: WordSource | None, quota: ByteQuota | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Return the audio of the utterances in the requested format, raw or as events. Synthesis starts when it is
-        first read.
-        """
+        """Return the audio in the requested format, raw or as events. Synthesis starts when it is first read."""
         delivery = self.speech.delivery
         encode = partial(event_body, ignored=self.speech.ignored) if delivery.events else audio_body
-        return encode(self.chunks(utterances), delivery.rendering(self.speech.info), usage, times, quota)
+        return encode(self.chunks(utterance), delivery.rendering(self.speech.info), usage, times, quota)
 
     def _whole(self, usage: Usage, headers: dict[str, str], answer: WholeAnswer | None, *, caller: str) -> Response:
         """Return all audio in one body. If synthesis ends badly, repeat it once."""
-        first = self.utterances[0]
         quota = ByteQuota(caller)
         quota.expect(self.speech.body, self.speech.delivery, self.speech.info)
 
-        def attempt(utterances: Sequence[Utterance], usage: Usage) -> AnswerAttempt:
+        def attempt(utterance: Utterance, usage: Usage) -> AnswerAttempt:
             times = self.words()
-            audio = self._audio(utterances, usage, times, quota)
-            return AnswerAttempt(audio, usage, whole=answer, times=times, discard=partial(self._discard, utterances))
+            audio = self._audio(utterance, usage, times, quota)
+            return AnswerAttempt(audio, usage, whole=answer, times=times, discard=partial(self._discard, utterance))
 
-        def redraw() -> AnswerAttempt:
-            count_redraw(first.synthesis, usage.finish_reason)
-            second = first.second_attempt()
-            return attempt([second], usage.another(second.synthesis.seed))
+        def redraw() -> AnswerAttempt | None:
+            second = self.redraw(usage.finish_reason)
+            return None if second is None else attempt(second, usage.another(second.synthesis.seed))
 
-        may_redraw = self.may_redraw and first.may_redraw
-        return WholeResponse(
-            attempt(self.utterances, usage), headers, quota=quota, redraw=redraw if may_redraw else None
-        )
+        return WholeResponse(attempt(self.utterance, usage), headers, quota=quota, redraw=redraw)
 
-    def _discard(self, utterances: Sequence[Utterance]) -> None:
+    def _discard(self, utterance: Utterance) -> None:
         for discard in self.service.resolver.on_discard:
-            discard(utterances[0])
+            discard(utterance)

@@ -26,7 +26,6 @@ from serve_app.api.resolve.ignored_fields import Reasons, in_message
 from serve_app.api.responses.whole_audio import PART_BYTES, ByteQuota, parts_of, read_all
 from serve_app.audio.formats import Rendering
 from serve_app.speech.observers import Word, WordSource, marked, word_entries
-from serve_app.speech.segments import ended_badly
 
 logger = logging.getLogger(__name__)
 
@@ -208,10 +207,10 @@ class WholeResponse(SpeechResponse):
         headers: Mapping[str, str],
         *,
         quota: ByteQuota,
-        redraw: Callable[[], AnswerAttempt] | None = None,
+        redraw: Callable[[], AnswerAttempt | None] = lambda: None,
     ) -> None:
-        """Create the response. `quota` counts the bytes in memory. `redraw` makes a second attempt if the first ends
-        badly.
+        """Create the response. `quota` counts the bytes in memory. `redraw` makes a second attempt once the first has
+        ended, or returns None to send the first.
         """
         super().__init__(attempt.body, headers, usage=attempt.usage)
         self._attempt, self._quota, self._redraw = attempt, quota, redraw
@@ -220,8 +219,8 @@ class WholeResponse(SpeechResponse):
         with self._quota as quota:
             attempt = self._attempt
             content = await read_all(self._body, quota)
-            if self._redraw is not None and ended_badly(self._usage.finish_reason):
-                attempt, content = await self._read_second(self._redraw(), content)
+            if (second := self._redraw()) is not None:
+                attempt, content = await self._read_second(second, content)
             if attempt.whole is None:
                 self.headers["content-length"] = str(len(content))
             if self._usage.finish_reason is not None:

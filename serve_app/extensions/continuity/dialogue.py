@@ -48,8 +48,6 @@ async def respond_in_parts(
 class _Dialogue(AudioSource):
     """Audio source that speaks the parts of a dialogue in order."""
 
-    may_redraw = False
-
     def __init__(
         self,
         service: SpeechService,
@@ -57,8 +55,8 @@ class _Dialogue(AudioSource):
         utterances: Sequence[Utterance],
         parts: Sequence[SpeechRequest],
     ) -> None:
-        super().__init__(service, speech, utterances)
-        self._parts = parts
+        super().__init__(service, speech, utterances[0])
+        self._utterances, self._parts = utterances, parts
 
     def words(self) -> WordSource | None:
         first = self._parts[0]
@@ -66,9 +64,13 @@ class _Dialogue(AudioSource):
             return None
         return DialogueTimes([part.spoken for part in self._parts], first.info, speed=first.body.speed)
 
-    def chunks(self, utterances: Sequence[Utterance]) -> AsyncGenerator[PcmChunk, None]:
-        speak = partial(self.service.models.of(utterances[0]).speak, info=self.speech.info)
-        return one_after_another(utterances, speak)
+    def chunks(self, utterance: Utterance) -> AsyncGenerator[PcmChunk, None]:
+        """Return the audio of all parts, of which `utterance` is the first."""
+        speak = partial(self.service.models.of(utterance).speak, info=self.speech.info)
+        return one_after_another(self._utterances, speak)
+
+    def redraw(self, reason: FinishReason | None) -> None:
+        """Keep the first attempt."""
 
 
 Speak = Callable[[Utterance], AsyncGenerator[PcmChunk, None]]

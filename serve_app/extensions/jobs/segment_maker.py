@@ -16,7 +16,7 @@ from serve_app.api.request_record import RequestRecord, Usage
 from serve_app.extensions.jobs.job_store import packed
 from serve_app.extensions.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
 from serve_app.extensions.voices.library import Voices
-from serve_app.speech.segments import SECOND_ATTEMPT, Utterance, count_redraw, ended_badly, segment_seed
+from serve_app.speech.segments import SECOND_ATTEMPT, Utterance, segment_seed
 from serve_app.speech.utterance_synthesizer import Synthesizer, UtteranceSynthesizer
 
 
@@ -56,10 +56,8 @@ class SegmentMaker:
         utterance = plan.utterance(job, segment_id, reference)
         request, voice = utterance.synthesis, manner.stored_voice or utterance.synthesis.voice
         speech = await self._speak(utterance, info, voice)
-        was_redrawn = utterance.may_redraw and ended_badly(speech.usage.finish_reason)
-        if was_redrawn:
-            count_redraw(request, speech.usage.finish_reason)
-            second = utterance.second_attempt(segment_seed(request.seed, SECOND_ATTEMPT))
+        second = utterance.redraw(speech.usage.finish_reason, seed=segment_seed(request.seed, SECOND_ATTEMPT))
+        if second is not None:
             speech = await self._speak(second, info, voice)
         RequestRecord(
             request.request_id,
@@ -72,7 +70,7 @@ class SegmentMaker:
             usage=speech.usage,
             on_end=self._on_end,
         ).end()
-        return await asyncio.to_thread(_packed_segment, speech, part, segment_id, info, was_redrawn)
+        return await asyncio.to_thread(_packed_segment, speech, part, segment_id, info, second is not None)
 
     async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
         """Raise JobStopped if the loaded model has changed, because the job's voice would change too."""

@@ -170,7 +170,7 @@ async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
 
 
 async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.utterance_synthesizer._RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.look_ahead._RETRY_AFTER_S", 0.0)
     refused = [[Overloaded("full")]] * 3
     full = FakeSynthesizer(INFO, scripts=[[chunk(b"11"), STOP], *refused, [chunk(b"22"), STOP], [chunk(b"33"), STOP]])
     chunks = [item async for item in UtteranceSynthesizer(full).speak_utterance(REQUEST, INFO, Listener())]
@@ -179,7 +179,7 @@ async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: p
 
 
 async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.utterance_synthesizer._GIVE_UP_AFTER_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.look_ahead._GIVE_UP_AFTER_S", 0.0)
     full = FakeSynthesizer(INFO, scripts=[[chunk(b"11"), STOP], [Overloaded("full")], [chunk(b"22"), STOP], [STOP]])
     async with aclosing(UtteranceSynthesizer(full).speak_utterance(REQUEST, INFO, Listener())) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
