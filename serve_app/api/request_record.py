@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk
 from serve_app.api.headers import MODEL_HEADER, SEED_HEADER, VOICE_HEADER
+from serve_app.api.voice_source import ClonedVoice
 from serve_app.speech.segments import Utterance
 
 Entry = dict[str, Any]  # a line of a request file: `entry_of` and `story_of` of the extension `records`
@@ -22,7 +23,7 @@ _MOST_IN_TRAIL = 64  # a book has thousands of segments, each with several repli
 
 @dataclass(slots=True)
 class Usage:
-    """A stream's identity and counts. `record_utterance` is called for each utterance, and `add` for each chunk."""
+    """A stream's identity, set by `RequestRecord.note_speech`, and its counts, updated by `add` for each chunk."""
 
     input_tokens: int = 0
     frames: int = 0
@@ -53,15 +54,6 @@ class Usage:
     def headers(self) -> dict[str, str]:
         named = {"seed": SEED_HEADER, "model": MODEL_HEADER, "voice": VOICE_HEADER}
         return {named[name]: quote(str(value), safe=" /(),:") for name, value in self.answer.items()}
-
-    def record_utterance(
-        self, utterance: Utterance, info: ModelInfo, voice_id: str | None, *, tells_timing: bool
-    ) -> None:
-        """Record an utterance that is about to be synthesized. `voice_id` is the id of a stored voice, or None."""
-        self.model = info.name
-        self.voice = voice_id or utterance.synthesis.voice
-        self.seed = utterance.synthesis.seed
-        self.tells_timing = tells_timing
 
     def add(self, chunk: PcmChunk) -> None:
         self.input_tokens = chunk.num_text_tokens
@@ -140,13 +132,15 @@ class RequestRecord:
         self,
         utterance: Utterance,
         info: ModelInfo,
-        voice_id: str | None,
         *,
+        stored: ClonedVoice | None,
         speed: float,
         tells_timing: bool = False,
     ) -> None:
-        """Record that synthesis of the request is about to start."""
-        self.usage.record_utterance(utterance, info, voice_id, tells_timing=tells_timing)
+        """Record that synthesis of an utterance, in the `stored` voice if there is one, is about to start."""
+        usage, request = self.usage, utterance.synthesis
+        usage.model, usage.voice = info.name, request.voice if stored is None else stored.id
+        usage.seed, usage.tells_timing = request.seed, tells_timing
         self.samples_per_s = info.sample_rate * speed
         self.is_speech = True
 

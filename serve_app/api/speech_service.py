@@ -19,7 +19,7 @@ from serve_app.api.context import state_of
 from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.parsing.client_input import object_of, read_body
 from serve_app.api.request_record import RequestRecord, start_marks
-from serve_app.api.resolve.make_request import build_utterance
+from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 
@@ -60,6 +60,11 @@ class SpeechService:
         state.upload.release()
         record.characters += len(speech.body.input)
         tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
-        speed = speech.delivery.speed
-        record.note_speech(draft.utterance, speech.info, speech.voice_id, speed=speed, tells_timing=tells_timing)
+        record.note_speech(
+            draft.utterance,
+            speech.info,
+            stored=speech.stored,
+            speed=speech.delivery.speed,
+            tells_timing=tells_timing,
+        )
         return replace(draft, utterance=start_marks(draft.utterance, record.received_ns))

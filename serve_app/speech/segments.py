@@ -4,6 +4,7 @@ import hashlib
 import logging
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -41,7 +42,7 @@ class Utterance:
     languages: tuple[str, ...] = ()  # candidates for per-segment detection; the utterance's language is the fallback
     joins: bool = False  # each segment continues from the previous segment's tail
     may_redraw: bool = False  # whether to repeat speech that ended badly: see `redraw`
-    live_text: "Segments | None" = None  # segments of text that the client is still writing
+    live_text: "LiveSegments | None" = None  # segments of text that the client is still writing
 
     def changed(self, **fields: Any) -> Self:
         """Return a copy with some fields of `synthesis` changed."""
@@ -110,7 +111,7 @@ class StreamTail:
 
 
 class Segments:
-    """Segments of a text, numbered from 0 and spoken in order. This class knows all segments from the start."""
+    """Segments of a complete text, numbered from 0 and spoken in order."""
 
     def __init__(self, utterance: Utterance) -> None:
         self._text = utterance.synthesis.text
@@ -153,25 +154,6 @@ class Segments:
             TextSpan(text, self.pause_s(number), self.speed(number), self.style(number))
             for number, text in enumerate(texts)
         ]
-
-    @property
-    def spoken(self) -> str:
-        """Normalized text received up to now."""
-        return self._text
-
-    @property
-    def is_text_complete(self) -> bool:
-        """Whether the normalized form of the complete text is known."""
-        return True
-
-    async def wait_for_first_text(self) -> None:
-        """Wait until there is enough text to determine the first audio."""
-
-    def smoothed(
-        self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener
-    ) -> AsyncGenerator[PcmChunk, None]:
-        """Return `chunks`, smoothed to avoid clicks where audio stops because the client has not written more yet."""
-        return chunks
 
     @property
     def is_single(self) -> bool:
@@ -222,6 +204,30 @@ class Segments:
 
     def close_segment(self, number: int) -> None:
         """Stop adding text to a segment whose speech is finished."""
+
+
+class LiveSegments(Segments, ABC):
+    """Segments of a text that the client is still writing: `LiveText` of the extension `live`."""
+
+    @property
+    @abstractmethod
+    def spoken(self) -> str:
+        """Spoken form of the text received up to now."""
+
+    @property
+    @abstractmethod
+    def is_text_complete(self) -> bool:
+        """Whether the spoken form of the complete text is known."""
+
+    @abstractmethod
+    async def wait_for_first_text(self) -> None:
+        """Wait until there is enough text to determine the first audio."""
+
+    @abstractmethod
+    def smoothed(
+        self, chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, listener: Listener
+    ) -> AsyncGenerator[PcmChunk, None]:
+        """Return `chunks`, smoothed to avoid clicks where audio stops because the client has not written more yet."""
 
 
 def segment_start(text: str, before: list[str]) -> int:

@@ -21,7 +21,7 @@ from serve_app.config import AdmissionSettings
 from serve_app.speech.admission_control import AdmissionControl
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.observers import Observe, Observers
-from serve_app.speech.segments import Segments, Utterance
+from serve_app.speech.segments import LiveSegments, Utterance
 from serve_app.speech.utterance_synthesizer import Synthesizer, UtteranceSynthesizer
 from serve_app.text.characters import is_speakable
 
@@ -163,7 +163,7 @@ class StreamMeter:
     """
 
     def __init__(
-        self, admission: AdmissionControl, sample_rate: int, listener: Listener, *, live: Segments | None
+        self, admission: AdmissionControl, sample_rate: int, listener: Listener, *, live: LiveSegments | None
     ) -> None:
         self._admission, self._sample_rate, self._listener, self._live = admission, sample_rate, listener, live
         self._came_s = time.monotonic()
@@ -261,7 +261,7 @@ async def _start_limit(admission: AdmissionControl, utterance: Utterance) -> Asy
 
 
 @asynccontextmanager
-async def _timeout(limit_s: float, live: Segments | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
+async def _timeout(limit_s: float, live: LiveSegments | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
     """Raise TimeoutError if the context takes longer than `limit_s` seconds.
 
     Timing starts immediately or, for a `live` text, as soon as the client has written enough text to speak. `on_start`

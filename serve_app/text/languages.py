@@ -68,6 +68,15 @@ def language_name(tag: str) -> str:
     return _CODES.get(re.split("[-_]", tag.lower(), maxsplit=1)[0], tag.lower())
 
 
+def spoken_language(tag: str, languages: tuple[str, ...], *, default: str | None) -> str | None:
+    """Return the one of `languages` that `tag` names, AUTO or DETECT, or None for any other language. `default`
+    replaces `tag` if it is one of `languages`.
+    """
+    language = language_name(default or "")
+    language = language if language in languages else language_name(tag)
+    return language if language in (AUTO, DETECT, *languages) else None
+
+
 def has_region(tag: str) -> bool:
     """Return whether a code has a part that `language_name` ignores, such as "en-GB" or "zh-Hans"."""
     return re.split("[-_]", tag.lower(), maxsplit=1)[0] in _CODES and tag.lower() not in _CODES

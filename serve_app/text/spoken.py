@@ -50,11 +50,6 @@ class SpokenText:
     left_out: Counter[str]  # number of omitted pieces, by kind
 
     @property
-    def max_segment_chars(self) -> int | None:
-        """Maximum segment length of a long text. None: the model's limit."""
-        return None
-
-    @property
     def style(self) -> str:
         """Style of the complete text, or "" if it has several styles."""
         styles = {span.style for span in self.spans if span.text}

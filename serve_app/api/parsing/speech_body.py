@@ -138,7 +138,7 @@ def in_our_spelling(fields: Mapping[str, object]) -> dict[str, object]:
     if code is not None and "language" not in ours:  # Kokoro-FastAPI
         ours["language"] = _KOKORO_LANGUAGES.get(code, code)
         del ours["lang_code"]
-    if switch(ours, "ssml") and "markup" not in ours:  # Kokoro-FastAPI
+    if "ssml" in ours and switch(ours, "ssml") and "markup" not in ours:  # Kokoro-FastAPI
         ours["markup"] = "ssml"
     options = ours.get("normalization_options")
     if isinstance(options, dict) and options.get("normalize") is not None:  # Kokoro-FastAPI

@@ -2,12 +2,16 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.headers import IGNORED_HEADER
 from serve_app.api.parsing.field_names import Names
+from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SpeechBody
+from serve_app.api.voice_source import ClonedVoice
+from serve_app.text.languages import DETECT, has_region, looks_foreign
 from serve_app.text.spoken import SpokenText
 
 PREVIOUS = "previous_request_id"
@@ -16,6 +20,7 @@ Reasons = dict[str, str]  # reasons by field name
 _MOST_NAMED = 8
 _LONGEST_NAME = 40
 _CONTROL = re.compile(r"[^ -~]")
+_FOR_CLONING = ("ref_text", "x_vector_only_mode", "prepare")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,51 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
         first |= {_plain(name): _unknown_reason(name, known) for name in unknown[:room]}
     more = max(len(reasons) - _MOST_NAMED, 0) + max(len(unknown) - room, 0)
     return first | ({"others": f"{more} more"} if more else {})
+
+
+def without_effect(
+    body: SpeechBody, info: ModelInfo, *, stored: ClonedVoice | None, language: str | None, read: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield fields that have no effect with this model and voice, or alongside other fields, and why. A later reason
+    for the same field takes precedence. `language`: see `SpeechRequest.language`. `read`: fields of EXTENSION_FIELDS
+    that an extension reads.
+    """
+    sent = body.model_fields_set
+    if info.kind is not ModelKind.CUSTOM_VOICE and body.voice is not None and stored is None:
+        yield "voice", "the loaded model has no named voices"
+    is_followed = info.supports_instructions or (stored is not None and stored.has_style(body.instructions))
+    if body.instructions and not is_followed:
+        yield "instructions", "the loaded model does not follow instructions"
+    if info.kind is not ModelKind.BASE:
+        yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
+    elif body.ref_text is not None and info.clones_by_vector:
+        yield "ref_text", "the loaded model uses only the speaker embedding of a recording"
+    elif body.ref_text is not None and body.x_vector_only_mode:
+        yield "ref_text", "x_vector_only_mode is true"
+    for switch, prefix in (("do_sample", ""), ("subtalker_dosample", SUBTALKER)):
+        if getattr(body, switch) is False:
+            options = (prefix + option for option in DRAWING_OPTIONS)
+            yield from ((name, f"{switch} is false") for name in options if name in sent)
+    if (reason := _language_reason(body, info, language)) is not None:
+        yield "language", reason
+    for name in EXTENSION_FIELDS:
+        if name in sent and getattr(body, name) and name not in read:
+            yield name, "no loaded extension reads this field"
+    if stored is not None and body.ref_text is not None:
+        yield "ref_text", "the stored voice has its own transcript"
+    if stored is not None and body.prepare is not None:
+        yield "prepare", "only applies to recordings in the request"
+
+
+def _language_reason(body: SpeechBody, info: ModelInfo, language: str | None) -> str | None:
+    """Return why the field `language` has less effect than a client may expect, or None."""
+    if not body.any_language and (foreign := looks_foreign(body.input, info.languages)):
+        return f"the text looks {foreign}, but the loaded voice speaks {', '.join(info.languages)}"
+    if language == DETECT and not body.input:
+        return "streamed text is spoken as auto, without detection"
+    if language is None:
+        return f"not supported by the loaded voice, which speaks {', '.join(info.languages)}: used auto"
+    return f"spoken as {language}: regions and scripts are ignored" if has_region(body.language) else None
 
 
 def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Context in which requests are validated and built. Extensions replace the core's functions when they are opened."""
+"""Resolution of requests with one server's models, settings and voices. Extensions replace decisions and add steps."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Protocol
 
@@ -12,8 +12,8 @@ from serve_app.api import catalogue
 from serve_app.api.error_replies import ErrorKind, ExtensionError
 from serve_app.api.parsing.field_names import Names
 from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.resolve.ignored_fields import Reasons, of_text
-from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.api.resolve.ignored_fields import Ignored, Reasons, of_text, without_effect
+from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.voice_source import ClonedVoice, NoVoices, VoiceSource
 from serve_app.audio.recordings import Decode
 from serve_app.config import ApiSettings
@@ -21,25 +21,37 @@ from serve_app.speech.observers import WordSource
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
 from serve_app.text.characters import clean
+from serve_app.text.languages import AUTO
 from serve_app.text.spoken import SPOKEN_FORMS, UNSPOKEN, SpokenText, TextSpan
 
 
-class ModelResolver(Protocol):
-    """Selects the model for a request."""
+class ChooseModel(Protocol):
+    """Implementation of `Resolver.choose_model`."""
 
     async def __call__(
-        self, resolver: "Resolver", fields: Mapping[str, object], *, task_type: object, lenient: bool = False
-    ) -> ModelInfo:
-        """Return the model for `fields`, which use SpeechBody's names. If `lenient`, the fields are not validated yet,
-        and an unknown model name is ignored. Raises InvalidRequest, ModelNotFound, NotReady.
-        """
-        ...
+        self, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
+    ) -> ModelInfo: ...
 
 
 class WordTimer(Protocol):
     """Determines the timestamp of each word in a text."""
 
     def __call__(self, source: SpokenText, info: ModelInfo, *, speed: float = 1.0) -> WordSource: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenVoice:
+    """Voice of a request, and the language that it speaks."""
+
+    name: str | None  # as in `SpeechBody.voice`; for speakers, the model's own spelling
+    stored: ClonedVoice | None = None
+    reason: str | None = None  # why the voice differs from the requested voice
+    language: str | None = AUTO  # see `SpeechRequest.language`
+
+    @property
+    def ignored(self) -> Reasons:
+        """The `reason`, by field."""
+        return {"voice": self.reason} if self.reason else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +63,8 @@ class Draft:
 
 
 Step = Callable[[Draft], Awaitable[Draft]]
-# The spoken part of `body.input`, and why the rest of it and some related fields have no effect. Raises InvalidRequest.
-TextResolver = Callable[["Resolver", SpeechBody, ModelInfo, ClonedVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
+# Implementation of `Resolver.read_text`.
+ReadText = Callable[[SpeechBody, ModelInfo, ClonedVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
 
 
 class StepFailed(ExtensionError):
@@ -61,44 +73,16 @@ class StepFailed(ExtensionError):
     kind: ClassVar = ErrorKind(500, "server_error", "extension_failed")
 
 
-async def model_by_name(
-    resolver: "Resolver", fields: Mapping[str, object], *, task_type: object, lenient: bool = False
-) -> ModelInfo:
-    """Return the model that the request names, or the default model."""
-    models = await resolver.models.infos()
-    name = fields.get("model")
-    if not isinstance(name, str):
-        return models[0]
-    named = next((info for info in models if catalogue.matches_model(name, info)), models[0])
-    if not lenient and not catalogue.is_known(name, named, resolver.settings):
-        raise catalogue.not_loaded(name, models, resolver.settings)
-    return named
-
-
-async def read_plainly(
-    resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
-) -> tuple[SpokenText, Reasons]:
-    """Return the text, unchanged or with numbers and symbols replaced by the words that the model reads."""
-    form = info.spoken_form
-    speak, count_lost = map(resolve_name, SPOKEN_FORMS[form]) if form else (clean, lambda text: 0)
-    text, lost = speak(body.input), count_lost(body.input)
-    left_out = Counter({UNSPOKEN: lost} if lost else {})
-    spoken = SpokenText(body.input, (TextSpan(text),) if text else (), left_out)
-    return spoken, of_text(spoken)
-
-
 @dataclass(slots=True)
 class Resolver:
-    """Context for resolving requests: models, settings, voices, and the functions involved.
-
-    The functions receive the resolver as an argument, because jobs use a copy with other settings.
-    """
+    """Resolves the requests of one process. Jobs use a copy with other settings."""
 
     models: SpeechModels
     settings: ApiSettings
     voices: VoiceSource = field(default_factory=NoVoices)
-    choose_model: ModelResolver = model_by_name
-    read_text: TextResolver = read_plainly
+    # Replacements for two methods below.
+    model_chooser: ChooseModel | None = None
+    text_reader: ReadText | None = None
     time_words: WordTimer | None = None  # None: word timestamps are unavailable
     prepare_recording: Decode | None = None  # None: recordings are used as they are
     lexicon_for_all: Callable[[], Awaitable[Any]] | None = None  # returns a Lexicon of the extension `text`
@@ -107,6 +91,73 @@ class Resolver:
     further_fields: Names = field(default_factory=dict)
     steps: dict[str, Step] = field(default_factory=dict)  # the final steps for each utterance, by extension
     on_discard: list[Callable[[Utterance], None]] = field(default_factory=list)  # called if the speech is not sent
+
+    async def choose_model(
+        self, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
+    ) -> ModelInfo:
+        """Return the model that `fields` name, or the default model. `fields` use SpeechBody's names.
+
+        If `lenient`, the fields are not validated yet, and an unknown model name is ignored. Raises InvalidRequest,
+        ModelNotFound, NotReady.
+        """
+        if self.model_chooser is not None:
+            return await self.model_chooser(fields, task_type=task_type, lenient=lenient)
+        models, name = await self.models.infos(), fields.get("model")
+        if not isinstance(name, str):
+            return models[0]
+        named = next((info for info in models if catalogue.matches_model(name, info)), models[0])
+        if not lenient and not catalogue.is_known(name, named, self.settings):
+            raise catalogue.not_loaded(name, models, self.settings)
+        return named
+
+    async def read_text(
+        self, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
+    ) -> tuple[SpokenText, Reasons]:
+        """Return the spoken part of `body.input`, and why the rest of it and some related fields have no effect.
+
+        The core speaks the text unchanged, or with numbers and symbols replaced by the words that the model reads.
+        Raises InvalidRequest.
+        """
+        if self.text_reader is not None:
+            return await self.text_reader(body, info, stored)
+        form = info.spoken_form
+        speak, count_lost = map(resolve_name, SPOKEN_FORMS[form]) if form else (clean, lambda text: 0)
+        text, lost = speak(body.input), count_lost(body.input)
+        left_out = Counter({UNSPOKEN: lost} if lost else {})
+        spoken = SpokenText(body.input, (TextSpan(text),) if text else (), left_out)
+        return spoken, of_text(spoken)
+
+    async def complete(
+        self, body: SpeechBody, info: ModelInfo, *, delivery: Delivery, ignored: Ignored, voice: ChosenVoice
+    ) -> SpeechRequest:
+        """Complete a request: read the text, use its style tag to select the recording, and list the fields without
+        effect.
+
+        `body` was parsed for the model `info`. `voice` replaces the voice in `body`. Raises the errors of `read_text`.
+        """
+        chosen_voice = None if body.voice else voice.name
+        body, stored = body.model_copy(update={"voice": voice.name}), voice.stored
+        spoken, unread = await self.read_text(body, info, stored)
+        if is_tagged := stored is not None and bool(spoken.style):
+            if body.instructions is not None:
+                ignored.reasons["instructions"] = "a style tag in the text selected the recording"
+            body = body.model_copy(update={"instructions": spoken.style})
+        ignored.reasons.update(unread)
+        unused = without_effect(body, info, stored=stored, language=voice.language, read=self.fields)
+        reasons = ignored.reasons_for(dict(unused), self.further_fields)
+        if self.time_words is None:  # `reasons` lists this field
+            body = body.model_copy(update={"word_timestamps": False})
+        return SpeechRequest(
+            info,
+            body,
+            replace(delivery, disclosed=self.settings.disclose_synthetic),
+            reasons,
+            spoken=spoken,
+            stored=stored,
+            language=voice.language,
+            is_tagged=is_tagged,
+            chosen_voice=chosen_voice,
+        )
 
     async def run_steps(self, draft: Draft) -> Draft:
         """Run the steps of all extensions. Raises StepFailed, and TalkrayError from a step."""

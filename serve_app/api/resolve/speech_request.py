@@ -18,6 +18,7 @@ from serve_app.api.resolve import ignored_fields
 from serve_app.api.voice_source import ClonedVoice
 from serve_app.audio.file_headers import SYNTHETIC
 from serve_app.audio.formats import FORMATS, AudioFormat, AudioOptions, CompressedFormat, RawFormat, Rendering
+from serve_app.text.languages import AUTO
 from serve_app.text.spoken import SpokenText
 
 EVENT_STREAM = "text/event-stream"
@@ -73,14 +74,10 @@ class SpeechRequest:
     ignored: ignored_fields.Reasons
     spoken: SpokenText  # spoken form of `body.input`, and rules for text that arrives later
     stored: ClonedVoice | None = None  # the stored voice that the request uses
+    language: str | None = AUTO  # one of the model's languages, AUTO or DETECT; None: one that it does not speak
     is_tagged: bool = False  # whether a style tag in the text selected the recording
     chosen_voice: str | None = None  # the voice used if the request does not name one
     fields: Mapping[str, str] = field(default_factory=dict)  # client's names for fields named differently in Talkray
-
-    @property
-    def voice_id(self) -> str | None:
-        """Id of the request's stored voice."""
-        return None if self.stored is None else self.stored.id
 
     @property
     def voice_take(self) -> str | None:

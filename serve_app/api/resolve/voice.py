@@ -2,31 +2,16 @@
 for text in a language that the voice cannot speak.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
 from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.resolve.resolver import Resolver
-from serve_app.api.voice_source import ClonedVoice
-from serve_app.text.languages import AUTO, DETECT, foreign_language, has_region, language_name, looks_foreign
+from serve_app.api.resolve.resolver import ChosenVoice, Resolver
+from serve_app.text.languages import foreign_language, spoken_language
 
 NO_CLONES = "{} does not clone voices: load a Base checkpoint"
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenVoice:
-    """Voice of a request."""
-
-    name: str | None  # as in `SpeechBody.voice`; for speakers, the model's own spelling
-    stored: ClonedVoice | None = None
-    reason: str | None = None  # why the voice differs from the requested voice
-
-    @property
-    def ignored(self) -> dict[str, str]:
-        """The `reason`, by field."""
-        return {"voice": self.reason} if self.reason else {}
 
 
 async def choose_voice(
@@ -39,6 +24,12 @@ async def choose_voice(
     request, raises InvalidRequest if the model has speakers. If the model clones voices, keeps the unknown name: the
     error that `build_utterance` then raises describes how to send a recording.
     """
+    voice = await _voice(resolver, named, body, info, lenient=lenient)
+    default = None if voice.stored is None or "language" in body.model_fields_set else voice.stored.language
+    return replace(voice, language=spoken_language(body.language, info.languages, default=default))
+
+
+async def _voice(resolver: Resolver, named: object, body: SpeechBody, info: ModelInfo, *, lenient: bool) -> ChosenVoice:
     if info.kind is ModelKind.CUSTOM_VOICE:
         return _speaker(resolver, named, info, lenient=lenient)
     name = named if isinstance(named, str) else None
@@ -82,25 +73,10 @@ def _stored(resolver: Resolver, name: str | None, info: ModelInfo) -> str | None
     return None if resolver.voices.known(name) is None else f"a stored voice, {NO_CLONES.format(info.name)}"
 
 
-def language_reason(body: SpeechBody, info: ModelInfo, language: str | None) -> str | None:
-    """Return why the field `language` has less effect than a client may expect, or None. `language`: the language that
-    is spoken, or None if the model does not speak the named one.
-    """
-    if not body.any_language and (foreign := looks_foreign(body.input, info.languages)):
-        return f"the text looks {foreign}, but the loaded voice speaks {', '.join(info.languages)}"
-    if language == DETECT and not body.input:
-        return "streamed text is spoken as auto, without detection"
-    if language is None:
-        return f"not supported by the loaded voice, which speaks {', '.join(info.languages)}: used auto"
-    return f"spoken as {language}: regions and scripts are ignored" if has_region(body.language) else None
-
-
-def check_language(text: str, body: SpeechBody, info: ModelInfo, speaker: str | None) -> None:
+def check_language(text: str, info: ModelInfo, speaker: str | None) -> None:
     """Raise InvalidRequest if `text` is clearly in a language that the voice cannot speak."""
-    if not body.any_language and language_name(body.language) in (AUTO, DETECT):
-        foreign = foreign_language(text, info.languages)
-        if foreign is not None:
-            raise not_spoken("input", f"the text is written in {foreign}", info, speaker)
+    if (foreign := foreign_language(text, info.languages)) is not None:
+        raise not_spoken("input", f"the text is written in {foreign}", info, speaker)
 
 
 def unspoken_script(text: str, info: ModelInfo, speaker: str | None) -> InvalidRequest | None:

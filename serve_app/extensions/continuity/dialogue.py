@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api.context import state_of
-from serve_app.api.resolve.make_request import build_utterance
+from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.responses.respond import AudioSource
 from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer

@@ -126,9 +126,7 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
         reasons: dict[str, str] = {}
         words = await located(self.service, fields[LOCATORS], reasons)
         body = self.speech.body.model_copy(update={"lexicon": words})
-        spoken, unread = await self.service.resolver.read_text(
-            self.service.resolver, body, self.speech.info, self.speech.stored
-        )
+        spoken, unread = await self.service.resolver.read_text(body, self.speech.info, self.speech.stored)
         return replace(self.speech, body=body, spoken=spoken, ignored=reasons | unread)
 
     async def _close(self, name: str) -> None:

@@ -11,7 +11,8 @@ from deployments.errors import InvalidRequest, PayloadTooLarge
 from serve_app.api.parsing.client_input import switch
 from serve_app.api.parsing.speech_body import check_length
 from serve_app.api.resolve.ignored_fields import Reasons, left_out
-from serve_app.api.resolve.make_request import build_utterance, strict_request
+from serve_app.api.resolve.make_request import strict_request
+from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.config import ApiSettings

@@ -26,7 +26,7 @@ from serve_app.extensions.live.mailbox_server import MailboxServer, WrittenText
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, TextReader, TextRules
 from serve_app.extensions.text.ssml import SsmlCheck
 from serve_app.speech.look_ahead import retrieve_error, stop_reading
-from serve_app.speech.segments import Segments, StreamTail, Utterance, segment_request, segment_start
+from serve_app.speech.segments import LiveSegments, StreamTail, Utterance, segment_request, segment_start
 from serve_app.text.characters import is_speakable
 from serve_app.text.spoken import SpokenPiece
 
@@ -76,7 +76,7 @@ class LiveTexts(ExtensionState):
         await self.server.aclose()
 
 
-class LiveText(Segments):
+class LiveText(LiveSegments):
     """Utterance whose text is still arriving. Callers can request its speech before any text has arrived."""
 
     def __init__(

@@ -16,7 +16,7 @@ from serve_app.api.context import RequestState
 from serve_app.api.error_replies import translate
 from serve_app.api.parsing.speech_body import SpeechBody, check_length
 from serve_app.api.request_record import Usage, start_marks
-from serve_app.api.resolve.make_request import build_utterance
+from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.resolve.voice import check_language, choose_voice, unspoken_script
@@ -44,7 +44,7 @@ from serve_app.text.characters import (
     is_speakable,
     repair_surrogates,
 )
-from serve_app.text.languages import foreign_language
+from serve_app.text.languages import AUTO, DETECT, foreign_language, language_name
 from serve_app.text.spoken import SpokenText
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
@@ -287,7 +287,8 @@ class Session:
             if has_words := await live.wait_for_words():
                 if foreign_language(turn.text[:_SCRIPT_CHARS], self._info.languages):  # perhaps only a name
                     await live.wait_for_first_text()
-                    check_language(turn.text[:_SCRIPT_CHARS], self._body, self._info, self._body.voice)
+                    if not self._body.any_language and language_name(self._body.language) in (AUTO, DETECT):
+                        check_language(turn.text[:_SCRIPT_CHARS], self._info, self._body.voice)
                 turn.utterance = await live.going_on(self._continuation)
             yield turn.utterance if has_words else None
 
@@ -296,9 +297,9 @@ class Session:
         identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
         # A turn may start an hour after the request. Its voice may then have a new version, or may be deleted.
         voice = await choose_voice(self._resolver, body.voice, body, self._info, lenient=False)
-        speech = replace(self._speech, body=body, spoken=spoken, stored=voice.stored)
+        speech = replace(self._speech, body=body, spoken=spoken, stored=voice.stored, language=voice.language)
         draft = await build_utterance(self._resolver, speech, live=live, **identity)
-        turn.record.note_speech(draft.utterance, self._info, speech.voice_id, speed=body.speed)
+        turn.record.note_speech(draft.utterance, self._info, stored=speech.stored, speed=body.speed)
         return replace(draft, utterance=start_marks(draft.utterance, turn.record.received_ns))
 
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:

@@ -7,6 +7,7 @@ from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
 from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.voice_source import VoiceSource
 from serve_app.config import CLONE_ALIAS, ApiSettings
 from serve_app.extension import ExtensionState
 
@@ -33,38 +34,39 @@ class ModelHints:
 class ModelChoice(ExtensionState):
     """Extension object that chooses the model for every request."""
 
+    _resolver: Resolver  # set by `install`
+
     def install(self, resolver: Resolver) -> None:
-        resolver.choose_model = model_for
+        self._resolver, resolver.model_chooser = resolver, self.model_for
         if len(resolver.models) > 1:
             resolver.further_fields = {**resolver.further_fields, "task_type": None}
 
+    async def model_for(self, fields: Mapping[str, object], *, task_type: object, lenient: bool = False) -> ModelInfo:
+        """Implement `Resolver.choose_model`.
 
-async def model_for(
-    resolver: Resolver, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
-) -> ModelInfo:
-    """Return the model for a request. `fields` are named as in SpeechBody, and unchecked if `lenient`.
-
-    If there is only one model, it serves all requests. Unless `lenient`, check the model name in the request.
-    Raises NotReady, and the errors of `choose_model`.
-    """
-    models = await resolver.models.infos()
-    model, voice = (value if isinstance(value, str) else None for value in (fields.get("model"), fields.get("voice")))
-    has_recording = fields.get("ref_audio") is not None or await _is_stored(resolver, voice, models)
-    wanted = ModelHints(
-        model=model,
-        has_recording=has_recording,
-        task_type=task_type,
-        voice=voice,
-        lost_voice=None if len(models) == 1 or has_recording else resolver.voices.missing(voice),
-        instructions=fields.get("instructions"),
-    )
-    info = choose_model(wanted, models, resolver.settings, lenient=lenient)
-    if not lenient:
-        catalogue.check_model(model, info, resolver.settings)
-    return info
+        If there is only one model, it serves all requests. Unless `lenient`, check the model name in the request.
+        Raises NotReady, and the errors of `choose_model`.
+        """
+        resolver = self._resolver
+        models = await resolver.models.infos()
+        names = (fields.get("model"), fields.get("voice"))
+        model, voice = (name if isinstance(name, str) else None for name in names)
+        has_recording = fields.get("ref_audio") is not None or await _is_stored(resolver.voices, voice, models)
+        wanted = ModelHints(
+            model=model,
+            has_recording=has_recording,
+            task_type=task_type,
+            voice=voice,
+            lost_voice=None if len(models) == 1 or has_recording else resolver.voices.missing(voice),
+            instructions=fields.get("instructions"),
+        )
+        info = choose_model(wanted, models, resolver.settings, lenient=lenient)
+        if not lenient:
+            catalogue.check_model(model, info, resolver.settings)
+        return info
 
 
-async def _is_stored(resolver: Resolver, voice: str | None, models: Sequence[ModelInfo]) -> bool:
+async def _is_stored(voices: VoiceSource, voice: str | None, models: Sequence[ModelInfo]) -> bool:
     """Return whether `voice` is a stored voice. With a single model, return False, because it does not matter.
 
     If a model has a speaker of this name, search only the voices in memory. Most requests name a speaker, and each
@@ -73,7 +75,7 @@ async def _is_stored(resolver: Resolver, voice: str | None, models: Sequence[Mod
     if len(models) == 1 or voice is None:
         return False
     is_speaker = any(catalogue.is_named(voice, info.voices) for info in models)
-    return (resolver.voices.known(voice) if is_speaker else await resolver.voices.find(voice)) is not None
+    return (voices.known(voice) if is_speaker else await voices.find(voice)) is not None
 
 
 def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:

@@ -17,7 +17,6 @@ from serve_app.api.parsing.speech_body import SPEECH, parse_speech, validated
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.ignored_fields import Ignored
-from serve_app.api.resolve.make_request import complete_request
 from serve_app.api.resolve.speech_request import Delivery
 from serve_app.api.resolve.voice import choose_voice
 from serve_app.api.speech_service import SpeechService
@@ -99,7 +98,7 @@ class SpeakMessage:
             raise InvalidRequest("response_format must be pcm on this WebSocket.", "response_format")
         if body.previous_request_id is not None or body.seed is not None:  # the seed must determine the speech
             self._continuation.previous_id = body.previous_request_id
-        info = await service.resolver.choose_model(service.resolver, dict(body), task_type=fields.get("task_type"))
+        info = await service.resolver.choose_model(dict(body), task_type=fields.get("task_type"))
         reasons = ignored_fields.always_streamed(fields)
         reasons.pop(ignored_fields.PREVIOUS, None)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
@@ -107,7 +106,7 @@ class SpeakMessage:
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         voice = await choose_voice(service.resolver, body.voice, body, info, lenient=False)
         ignored = Ignored(fields, _NAMES, {**reasons, **voice.ignored})
-        speech = await complete_request(service.resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
+        speech = await service.resolver.complete(body, info, delivery=delivery, ignored=ignored, voice=voice)
         self._speech = speech
         session = self._connection.new_session(
             replace(speech, ignored={}), request_id=self.request_id, live=False, continuation=self._continuation

@@ -53,17 +53,56 @@ class TextReading(ExtensionState):
 
     def install(self, resolver: Resolver) -> None:
         self._resolver = resolver
-        resolver.steps["text"] = self._prepare_styles  # jobs run this step but skip the steps of other extensions
-        resolver.read_text = read_text
+        resolver.steps["text"] = self._apply_rules  # jobs run this step but skip the steps of other extensions
+        resolver.text_reader = self._read
         resolver.fields |= {"markup", "text_normalization", "lexicon", "max_segment_chars"}
 
-    async def _prepare_styles(self, draft: Draft) -> Draft:
-        """Return the draft with the fields that the styles in its text change. Raises the errors of `in_style`."""
-        named = {span.style for span in draft.utterance.spans if span.style}
-        if not named or draft.speech.is_tagged:
-            return draft
+    async def _apply_rules(self, draft: Draft) -> Draft:
+        """Set the draft's limit for segments, and the fields that the styles in its text change. Raises the errors of
+        `in_style`.
+        """
+        assert isinstance(draft.speech.spoken, ReadText)
+        named = {span.style for span in draft.utterance.spans if span.style and not draft.speech.is_tagged}
         styles = {style: await in_style(self._resolver, draft, style) for style in named}
-        return replace(draft, utterance=replace(draft.utterance, styles=styles))
+        most = draft.speech.spoken.rules.max_segment_chars
+        return replace(draft, utterance=replace(draft.utterance, max_segment_chars=most, styles=styles))
+
+    async def _read(
+        self, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
+    ) -> tuple[SpokenText, ignored_fields.Reasons]:
+        """Implement `Resolver.read_text`. Raises InvalidRequest for invalid SSML, an invalid lexicon, or normalization
+        of a text in an unknown language.
+        """
+        settings, read_lexicon = self._resolver.settings.of(TextSettings), self._resolver.lexicon_for_all
+        chars = body.max_segment_chars
+        reasons: ignored_fields.Reasons = {}
+        if chars is not None and chars > info.max_segment_chars:
+            reasons["max_segment_chars"] = f"the limit of the model is {info.max_segment_chars}"
+        lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
+        if stored is not None:
+            lexicon = lexicon.over(Lexicon(stored.lexicon))
+        if info.spoken_form is not None and body.text_normalization == "off":
+            reasons["text_normalization"] = "the loaded voice always normalizes text"
+        wants_words = info.spoken_form is None and body.text_normalization == "on"
+        language = await _language_of_figures(body, info, stored) if wants_words else None
+        if wants_words and language is None:
+            reasons["text_normalization"] = "the language of the text is uncertain: set language"
+        for_all = Lexicon.EMPTY if read_lexicon is None else await read_lexicon()
+        styles = StyleRules.of(body, info, stored)
+        if body.instructions and styles.follows == "manners" and styles.effect(body.instructions) is None:
+            reasons["instructions"] = "the loaded voice can only speak slower, faster or more quietly"
+        rules = TextRules(
+            body.markup or settings.markup,
+            settings.paragraph_pause_s,
+            lexicon=lexicon.over(for_all),
+            spoken_form=info.spoken_form,
+            max_segment_chars=chars or settings.max_segment_chars,
+            normalised=language,
+            styles=styles,
+        )
+        is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
+        spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
+        return spoken, reasons | ignored_fields.of_text(spoken)
 
 
 async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, object]:
@@ -73,45 +112,6 @@ async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, ob
         return {"instructions": as_instructions(base.instructions, style)}
     by_vector = speech.body.x_vector_only_mode or speech.info.clones_by_vector
     return {"reference": await resolver.voices.reference(speech.stored, style, speech.info, x_vector_only=by_vector)}
-
-
-async def read_text(
-    resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
-) -> tuple[SpokenText, ignored_fields.Reasons]:
-    """Return the spoken text of `body.input`, and the reasons why parts of the text or some fields have no effect.
-
-    Raises InvalidRequest for invalid SSML, an invalid lexicon, or normalization of a text in an unknown language.
-    """
-    settings = resolver.settings.of(TextSettings)
-    chars = body.max_segment_chars
-    reasons: ignored_fields.Reasons = {}
-    if chars is not None and chars > info.max_segment_chars:
-        reasons["max_segment_chars"] = f"the limit of the model is {info.max_segment_chars}"
-    lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
-    if stored is not None:
-        lexicon = lexicon.over(Lexicon(stored.lexicon))
-    if info.spoken_form is not None and body.text_normalization == "off":
-        reasons["text_normalization"] = "the loaded voice always normalizes text"
-    wants_words = info.spoken_form is None and body.text_normalization == "on"
-    language = await _language_of_figures(body, info, stored) if wants_words else None
-    if wants_words and language is None:
-        reasons["text_normalization"] = "the language of the text is uncertain: set language"
-    for_all = Lexicon.EMPTY if resolver.lexicon_for_all is None else await resolver.lexicon_for_all()
-    styles = StyleRules.of(body, info, stored)
-    if body.instructions and styles.follows == "manners" and styles.effect(body.instructions) is None:
-        reasons["instructions"] = "the loaded voice can only speak slower, faster or more quietly"
-    rules = TextRules(
-        body.markup or settings.markup,
-        settings.paragraph_pause_s,
-        lexicon=lexicon.over(for_all),
-        spoken_form=info.spoken_form,
-        max_segment_chars=chars or settings.max_segment_chars,
-        normalised=language,
-        styles=styles,
-    )
-    is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
-    spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
-    return spoken, reasons | ignored_fields.of_text(spoken)
 
 
 async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None) -> str | None:
@@ -166,8 +166,9 @@ async def show_text(service: SpeechService, request: Request) -> Response:
 def _segments_of(speech: SpeechRequest) -> list[TextSpan]:
     """Return the segments of the text, each with its preceding silence."""
     spoken = speech.spoken
+    assert isinstance(spoken, ReadText)
     whole = SynthesisRequest("", spoken.text)
-    utterance = Utterance(whole, spans=spoken.spans, max_segment_chars=spoken.max_segment_chars)
+    utterance = Utterance(whole, spans=spoken.spans, max_segment_chars=spoken.rules.max_segment_chars)
     return Segments.of(utterance, speech.info.max_segment_chars).plan()
 
 

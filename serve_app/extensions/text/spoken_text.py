@@ -58,10 +58,6 @@ class ReadText(SpokenText):
     rules: TextRules
 
     @property
-    def max_segment_chars(self) -> int | None:
-        return self.rules.max_segment_chars
-
-    @property
     def has_words(self) -> bool:
         """Whether there are words besides tags and directions in brackets."""
         tokens = LiveMarkup(self.rules.markup, styles=self.rules.styles).feed(self.sent, is_last=True)

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import pytest
 
 from deployments.protocol import ModelInfo
-from serve_app.api.resolve import make_request as speech_request
+from serve_app.api.resolve import make_utterance
 from serve_app.config import ApiSettings
 from serve_app.extensions.live.live_text import LiveTexts
 from tests.serve_app import asgi
@@ -30,7 +30,7 @@ WALK = [(dialect, index) for dialect, described in DOCUMENTED.items() for index 
 
 @pytest.fixture(autouse=True)
 def one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speech_request, "draw_seed", lambda: 7)
+    monkeypatch.setattr(make_utterance, "draw_seed", lambda: 7)
 
 
 def placed(described: Documented, place: Place, fields: Json) -> Documented:

@@ -16,12 +16,11 @@ from serve_app.api.resolve.ignored_fields import (
     left_out,
     of_text,
     with_unknown,
+    without_effect,
 )
-from serve_app.api.resolve.make_request import without_effect
-from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
-from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.extensions.text.spoken_text import TextRules, read
+from serve_app.text.languages import spoken_language
 from tests.serve_app.extensions.client import heard
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
 from tools.suites.rows import SOCKETS, here
@@ -35,8 +34,9 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
     sent = {"input": "Hello.", **fields}
     body = parse_speech(sent, ApiSettings())
     spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
-    speech = SpeechRequest(info, body, Delivery(AudioFormat.MP3), {}, spoken=spoken)
-    return Ignored(sent, SPEECH, of_text(spoken)).reasons_for(dict(without_effect(speech, EXTENSION_FIELDS)), {})
+    language = spoken_language(body.language, info.languages, default=None)
+    unused = without_effect(body, info, stored=None, language=language, read=EXTENSION_FIELDS)
+    return Ignored(sent, SPEECH, of_text(spoken)).reasons_for(dict(unused), {})
 
 
 @pytest.mark.parametrize(

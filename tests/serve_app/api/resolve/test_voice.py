@@ -8,8 +8,8 @@ import pytest
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo
 from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.resolve.resolver import Resolver
-from serve_app.api.resolve.voice import ChosenVoice, choose_voice
+from serve_app.api.resolve.resolver import ChosenVoice, Resolver
+from serve_app.api.resolve.voice import choose_voice
 from serve_app.api.voice_source import NoVoices
 from serve_app.config import ApiSettings
 from serve_app.speech.speech_models import SpeechModels
@@ -17,7 +17,8 @@ from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN
 
 pytestmark = pytest.mark.anyio
 
-ADA, BEA = SimpleNamespace(id="voice_1", name="Ada"), SimpleNamespace(id="voice_2", name="Bea")
+ADA = SimpleNamespace(id="voice_1", name="Ada", language=None)
+BEA = SimpleNamespace(id="voice_2", name="Bea", language=None)
 FIRST = CUSTOM_VOICE.voices[0]
 BEA_SPEAKS = "unknown voice, used Bea"
 NO_NAMES = "the loaded model has no named voices"
