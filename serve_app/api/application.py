@@ -29,8 +29,7 @@ from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.distribution import version
 from serve_app.extension import Charge, Dialect, ExtensionState, Node, OpenContext, open_all
 from serve_app.extensions import BUILT_IN, load_extensions
-from serve_app.speech.model_state import ModelStatus, ready
-from serve_app.speech.observers import Observe
+from serve_app.speech.model_state import ModelStatus
 from serve_app.speech.speech_models import SpeechModel, SpeechModels, always
 from serve_app.speech.utterance_synthesizer import Synthesizer
 
@@ -61,10 +60,7 @@ def create_api(
     """
     extensions = load_extensions(settings.extensions)
     dialects = dialects_of(extensions)
-    observe: dict[str, Observe] = {}
-    models = SpeechModels(
-        {name: _speech_model(name, *pools, node=node, observe=observe) for name, pools in synthesizers.items()}
-    )
+    models = SpeechModels({name: _speech_model(name, *pools, node=node) for name, pools in synthesizers.items()})
     context = OpenContext(settings, models, dialects, opened, node)
     states = open_all(extensions, context, added or {})
     joined = {name: state for name, state in states.items() if isinstance(state, ExtensionState)}
@@ -76,7 +72,7 @@ def create_api(
         if type(state).resolve is not ExtensionState.resolve:
             resolver.steps[name] = state.resolve
         if type(state).observe is not ExtensionState.observe:
-            observe[name] = state.observe
+            models.add_observer(name, state.observe)
     service = SpeechService(resolver, states)
     headings = {"This server", *(dialect.heading or dialect.name for dialect in dialects)}
     own_tags = [tag for tag in OWN_TAGS if tag in headings]
@@ -143,21 +139,12 @@ def _about(dialects: Iterable[Dialect]) -> str:
 
 
 def _speech_model(
-    model: str,
-    synthesizer: Synthesizer,
-    settings: AdmissionSettings,
-    *,
-    node: Node | None,
-    observe: Mapping[str, Observe],
+    model: str, synthesizer: Synthesizer, settings: AdmissionSettings, *, node: Node | None
 ) -> SpeechModel:
-    return SpeechModel(
-        synthesizer,
-        settings,
-        is_running=partial(node.is_running, model) if node else always,
-        state=partial(node.state, model) if node else ready,
-        model=model,
-        observe=observe,
-    )
+    if node is None:
+        return SpeechModel(synthesizer, settings, model=model)
+    is_running, state = partial(node.is_running, model), partial(node.state, model)
+    return SpeechModel(synthesizer, settings, is_running=is_running, state=state, model=model)
 
 
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:

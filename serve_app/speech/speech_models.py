@@ -60,12 +60,9 @@ class SpeechModel:
         is_running: Callable[[], bool] = always,
         state: Callable[[], ModelState] = ready,
         model: str = "",
-        observe: Mapping[str, Observe] | None = None,
     ) -> None:
-        """Create the model. `observe` maps extension names to functions that are called for each utterance. More can be
-        added later.
-        """
-        self._synthesizer, self._observe = synthesizer, {} if observe is None else observe
+        self._synthesizer = synthesizer
+        self.observe: dict[str, Observe] = {}  # called for each utterance, by extension name
         self.admission = AdmissionControl(settings, is_running=is_running, state=state, model=model)
         self._utterances = UtteranceSynthesizer(synthesizer)
 
@@ -84,7 +81,7 @@ class SpeechModel:
             return
         if not request.is_continuation:
             admission.check(request.client)
-        observers, listener = Observers(self._observe, utterance, info), Listener()
+        observers, listener = Observers(self.observe, utterance, info), Listener()
         with StreamMeter(admission, info.sample_rate, listener, live=live) as meter:
             async with (
                 AsyncExitStack() as calls,
@@ -107,6 +104,11 @@ class SpeechModels:
 
     def __init__(self, models: Mapping[str, SpeechModel]) -> None:
         self._models = models
+
+    def add_observer(self, extension: str, observe: Observe) -> None:
+        """Call `observe` for each utterance of all models."""
+        for model in self._models.values():
+            model.observe[extension] = observe
 
     async def describe(self) -> ModelInfo:
         """Describe the default model. Raises NotReady."""

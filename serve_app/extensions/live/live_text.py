@@ -25,8 +25,8 @@ from serve_app.extensions.live.live_split import LiveSplit
 from serve_app.extensions.live.mailbox_server import MailboxServer, WrittenText
 from serve_app.extensions.text.spoken_text import CHARS_AT_ONCE, TextReader, TextRules
 from serve_app.extensions.text.ssml import SsmlCheck
-from serve_app.speech.look_ahead import retrieve_error, stop_reading
 from serve_app.speech.segments import LiveSegments, StreamTail, Utterance, segment_request, segment_start
+from serve_app.speech.utterance_synthesizer import retrieve_error, stop_reading
 from serve_app.text.characters import is_speakable
 from serve_app.text.spoken import SpokenPiece
 

@@ -10,9 +10,8 @@ from deployments import listener as listeners
 from deployments.errors import EngineError, Overloaded
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
-from serve_app.speech.look_ahead import stop_reading
 from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, segment_seed
-from serve_app.speech.utterance_synthesizer import Synthesizer, UtteranceSynthesizer
+from serve_app.speech.utterance_synthesizer import Synthesizer, UtteranceSynthesizer, stop_reading
 from serve_app.text.spoken import TextSpan
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import posted, refusal
@@ -170,7 +169,7 @@ async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
 
 
 async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.look_ahead._RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.utterance_synthesizer._RETRY_AFTER_S", 0.0)
     refused = [[Overloaded("full")]] * 3
     full = FakeSynthesizer(INFO, scripts=[[chunk(b"11"), STOP], *refused, [chunk(b"22"), STOP], [chunk(b"33"), STOP]])
     chunks = [item async for item in UtteranceSynthesizer(full).speak_utterance(REQUEST, INFO, Listener())]
@@ -179,7 +178,7 @@ async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: p
 
 
 async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.look_ahead._GIVE_UP_AFTER_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.utterance_synthesizer._GIVE_UP_AFTER_S", 0.0)
     full = FakeSynthesizer(INFO, scripts=[[chunk(b"11"), STOP], [Overloaded("full")], [chunk(b"22"), STOP], [STOP]])
     async with aclosing(UtteranceSynthesizer(full).speak_utterance(REQUEST, INFO, Listener())) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
