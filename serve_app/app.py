@@ -10,7 +10,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
 from deployments.codec.deployment import CodecReplica
-from deployments.serving.handles import LeastBusy
+from deployments.serving.router import LeastBusy
 from deployments.talker.deployment import TalkerReplica
 from deployments.weights.description import clones, speakers, speech_tokenizer_key
 from deployments.weights.store import resolve_auto

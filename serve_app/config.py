@@ -2,17 +2,14 @@
 in docs/settings.md (`python -m tools.reference`).
 """
 
-import copy
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
@@ -257,7 +254,7 @@ class AppConfig(Strict):
     @classmethod
     def _explain_removed(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Explain removed settings during validation, because when Serve validates the `args` of `serve deploy`, it
-        does not call `explain`.
+        does not call `explain` (config_file.py).
         """
         try:
             return handler(data)
@@ -318,54 +315,6 @@ class AppConfig(Strict):
         return math.ceil(3 * (self.codec_scaling or CodecScalingConfig()).streams_per_replica)
 
 
-def read_config(file: Path) -> AppConfig:
-    """Read the application's settings from a Serve config file (`applications[0]`: its `args`, and the sizes and bounds
-    under `deployments`) or from a separate file of settings.
-
-    Raises ConfigError, which lists unknown keys and the valid keys.
-    """
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
-    applications = document.get("applications") if isinstance(document, dict) else None
-    try:
-        return AppConfig.model_validate(_with_sizes(applications[0]) if applications else document)
-    except ValidationError as error:
-        raise ConfigError(f"{file}: {explain(error)}") from None
-
-
-def _with_sizes(application: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `args` with the sizes, bounds and policies that Serve reads under `deployments`. Raises ConfigError."""
-    args = copy.deepcopy(application.get("args") or {})
-    for entry in application.get("deployments") or ():
-        kind, _, model = str(entry.get("name")).partition("-")
-        served = next((served for served in args.get("models") or () if served.get("name") == model), None)
-        if kind not in POOLS or (model and (kind != "Talker" or served is None)):
-            raise ConfigError(f"deployments: {entry.get('name')!r} is not a pool with its own size")
-        own: dict[str, Any] = args if served is None else served
-        scaling = entry.get("autoscaling_config")
-        size = entry.get("num_replicas") if scaling is None else scaling.get("initial_replicas")
-        if size and kind == "Jobs":
-            jobs = args.setdefault("api", {}).setdefault("jobs", {})
-            jobs["pool"] = {**(jobs.get("pool") or {}), "replicas": size}
-        elif size:
-            pool = f"{POOLS[kind]}_pool"
-            own[pool] = {**(args.get(pool) or {}), **(own.get(pool) or {}), "replicas": size}
-        if scaling is not None:
-            own[f"{POOLS[kind]}_scaling"] = {**(own.get(f"{POOLS[kind]}_scaling") or {}), **_bounds(scaling)}
-    return args
-
-
-def _bounds(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert an `autoscaling_config` to Talkray's setting names. Arguments that follow from other settings are
-    dropped.
-    """
-    policy = (scaling.get("policy") or {}).get("policy_kwargs") or {}
-    own = {name: value for name, value in policy.items() if name not in ("sequences_per_replica", "max_talker_streams")}
-    return {**own, "min_replicas": scaling.get("min_replicas", 1), "max_replicas": scaling.get("max_replicas", 1)}
-
-
 _REMOVED = {  # settings of earlier versions, with the reason or the replacement
     "api.jobs.max_segments": "the number of concurrent segments, at most 32, follows the refusals of the pools",
     "api.records.lines": "each request has a line in the log folder of Ray Serve, because `talkray logs` reads it",
@@ -392,28 +341,3 @@ def _with_reason(problem: ErrorDetails) -> InitErrorDetails:
     elif kind == "extra_forbidden" and name.removeprefix("api.") in BUILT_IN:
         kind = PydanticCustomError("not_selected", "this extension is not in api.extensions, or it has no settings")
     return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"], ctx=problem.get("ctx", {}))
-
-
-def explain(error: ValidationError) -> str:
-    """Describe each problem of the settings in one line, with the valid keys if a key is unknown."""
-    lines = []
-    for problem in error.errors(include_url=False):
-        where = ".".join(str(part) for part in problem["loc"])
-        keys = _valid_keys(problem["loc"][:-1]) if problem["type"] == "extra_forbidden" else ()
-        hint = f"; valid keys: {', '.join(keys)}" if keys else ""
-        lines.append(f"{where}: {problem['msg']}{hint}")
-    return "\n".join(lines)
-
-
-def _valid_keys(path: tuple[int | str, ...]) -> list[str]:
-    model: Any = AppConfig
-    for part in path:
-        if not isinstance(part, str):
-            model = get_args(model)[0]  # list of settings
-        elif part in model.model_fields:
-            model = model.model_fields[part].annotation
-        else:
-            model = settings_kinds(None)[part]
-        if isinstance(model, UnionType):  # optional settings
-            model = next(member for member in get_args(model) if member is not NoneType)
-    return sorted((*model.model_fields, *(settings_kinds(None) if model is ApiSettings else ())))

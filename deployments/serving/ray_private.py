@@ -1,12 +1,11 @@
-"""Access to Ray's private interfaces.
+"""Access to Ray's private interfaces. `ray_start.py` has those that only a command needs that starts Ray.
 
-All code here has been checked against the source code of Ray version `CHECKED_WITH`. A test fails with any other
-version. Review this module before you change the version.
+All code in both modules has been checked against the source code of Ray version `CHECKED_WITH`. A test fails with any
+other version. Review both before you change the version.
 """
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
@@ -15,22 +14,15 @@ from typing import Any, Self
 import ray
 import uvicorn
 from ray import serve
-from ray._private import node, services
-from ray._private.node import Node
-from ray._raylet import persist_port  # type: ignore[attr-defined]
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.experimental import internal_kv
-from ray.serve._private import api, client
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from deployments.errors import StartError
-
 CHECKED_WITH = "2.60.0"
 
 PROXY = "proxy"  # key for Serve's proxies in `count_deaths`
-_POLL_S = 0.25
 _NOTES = b"talkray"  # namespace for keys in the control store
 _PROXY_ACTOR, _REPLICA_ACTOR = "SERVE_PROXY_ACTOR", "SERVE_REPLICA"
 # Actors stopped by Serve have a different reason.
@@ -104,59 +96,6 @@ def get_note(key: str) -> bytes | None:
     """Return the latest note under `key`, or None."""
     note: bytes | None = internal_kv._internal_kv_get(key, namespace=_NOTES)
     return note
-
-
-_starting: list[Node] = []
-# Ports for Ray's agents. If Ray chooses a port itself, the raylet exits unless the agent reports it within 15 s.
-AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-
-
-def extend_start_timeouts(patience_s: float, agent_ports: Sequence[int]) -> None:
-    """Extend the time limits of `ray.init` and of Serve's proxy to `patience_s`, and register parts for `ended_part`.
-
-    `agent_ports` are free ports, one for each of AGENT_PORTS. After `patience_s`, `ray.init` raises StartError and
-    Serve raises TimeoutError.
-    """
-    start = Node.start_head_processes
-
-    def remembered(started: Node) -> None:
-        _starting.append(started)
-        for name, port in zip(AGENT_PORTS, agent_ports, strict=True):
-            setattr(started._ray_params, name, port)
-            persist_port(started._session_dir, started._node_id, name, port)  # the agent later writes the same value
-        start(started)
-
-    def patient(ask: Callable[..., Any], **short: int) -> Callable[..., Any]:
-        def asked(*which: Any, **limits: Any) -> Any:
-            until_s = time.monotonic() + patience_s
-            while True:
-                try:
-                    return ask(*which, **limits | short)
-                except RuntimeError as error:  # the part is not registered yet, or the control store does not respond
-                    if time.monotonic() > until_s:
-                        raise StartError(f"Ray did not start within {patience_s:.0f} s: {error}") from error
-                    time.sleep(_POLL_S)
-
-        return asked
-
-    Node.start_head_processes = remembered
-    services.get_node = patient(services.get_node)
-    # `wait_for_persisted_port` blocks all other threads while waiting, so it is called repeatedly with short waits.
-    node.wait_for_persisted_port = patient(node.wait_for_persisted_port, timeout_ms=100)
-    api.HTTP_PROXY_TIMEOUT = client.HTTP_PROXY_TIMEOUT = patience_s
-
-
-def ended_part(names: Iterable[str]) -> str | None:
-    """Describe the first of the named Ray processes on this node that has ended; None while all are running."""
-    nodes = [*_starting, ray._private.worker._global_node]
-    started = dict(next((node.all_processes for node in nodes if node is not None), {}))
-    for name in names:
-        for process in (info.process for info in started.get(name, ())):
-            if process.poll() is not None:
-                status = process.returncode
-                how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-                return f"Ray's {name} (process {process.pid}) {how}"
-    return None
 
 
 def count_deaths(app_name: str) -> Counter[str]:

@@ -52,7 +52,8 @@ from serve_app.cli.serve.local_server import Address, check_port, curl_command, 
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
 from serve_app.cli.upgrade_check import upgrade_changes
-from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
+from serve_app.config import AccessSettings, AppConfig, ConfigError
+from serve_app.config_file import explain, read_config
 from serve_app.distribution import pip_install, version
 from serve_app.extensions import COMMANDS, command_group
 

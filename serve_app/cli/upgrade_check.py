@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from serve_app.config import AppConfig, read_config
+from serve_app.config import AppConfig
+from serve_app.config_file import read_config
 
 _OF_ALL = ("import_path", "runtime_env", "args", "autoscaling_policy")
 _OF_ALL_BELOW = ("request_router_config", "deployment_actors")  # keys under `deployments`

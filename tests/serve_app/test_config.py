@@ -18,8 +18,8 @@ from serve_app.config import (
     ConfigError,
     TalkerScalingConfig,
     is_loopback,
-    read_config,
 )
+from serve_app.config_file import read_config
 from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.ingress import Ingress
 

@@ -27,7 +27,8 @@ from serve_app.api.resolve.resolver import Draft
 from serve_app.api.routing import dialects_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
-from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, explain
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
+from serve_app.config_file import explain
 from serve_app.extension import Dialect, Extension, ExtensionState, JsonRoute, Route
 from serve_app.extensions import BUILT_IN, _required, load_extensions
 from serve_app.extensions.text.reading import TextSettings

@@ -9,7 +9,8 @@ from zipfile import ZipFile
 import pytest
 from pydantic import ValidationError
 
-from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
+from serve_app.config import AccessSettings, AppConfig, ConfigError
+from serve_app.config_file import explain, read_config
 from serve_app.extensions.jobs.settings import JobSettings
 from tests.serve_app.extensions.jobs.desk import Server, Speaker, until
 from tools.house import settings

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from serve_app.config import AppConfig, ConfigError, PoolConfig, read_config
+from serve_app.config import AppConfig, ConfigError, PoolConfig
+from serve_app.config_file import read_config
 from tools.cluster_check import machines
 from tools.cluster_check.document import at, document
 from tools.cluster_check.kubernetes import OVERLAYS, folder, groups, rendered

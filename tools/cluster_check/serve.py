@@ -12,7 +12,8 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.errors import StartError
 from serve_app.app import LONGEST_STREAM_S
 from serve_app.cli.ray_settings import CLUSTER, LOCAL, TUNED
-from serve_app.config import POOLS, AppConfig, ConfigError, read_config
+from serve_app.config import POOLS, AppConfig, ConfigError
+from serve_app.config_file import read_config
 from tools.cluster_check.document import DRAIN_S, at, document, rules
 
 # Files that exist twice, because two readers expect them at different paths.

@@ -56,9 +56,9 @@ class SupervisorLink:
 
 def watch(supervisor: SupervisorLink) -> None:
     """Report that an irreplaceable part of Ray has ended."""
-    from deployments.serving import ray_private  # imports Ray, which reads its settings on import
+    from deployments.serving.ray_start import ended_part  # imports Ray, which reads its settings on import
 
-    while (lost := ray_private.ended_part(_VITAL)) is None:
+    while (lost := ended_part(_VITAL)) is None:
         time.sleep(_POLL_S)
     supervisor.say("lost", lost)
 

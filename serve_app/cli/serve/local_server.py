@@ -73,10 +73,10 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     early_engine.begin(config, folder, report)
     import ray  # imported after the settings are set, because Ray reads them at import
 
-    from deployments.serving import ray_private
+    from deployments.serving.ray_start import AGENT_PORTS, extend_start_timeouts
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    ray_private.extend_start_timeouts(_PATIENCE_S, ray_settings.free_ports(len(ray_private.AGENT_PORTS)))
+    extend_start_timeouts(_PATIENCE_S, ray_settings.free_ports(len(AGENT_PORTS)))
     with _waiting("starting Ray", report):
         ray.init(
             "local",

@@ -17,8 +17,9 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.constants import SERVE_PROXY_NAME
 
 from deployments.errors import StartError
-from deployments.serving import ray_private
-from deployments.serving.ray_private import AGENT_PORTS, CHECKED_WITH, PROXY, Pool, deaths, ended_part
+from deployments.serving import ray_private, ray_start
+from deployments.serving.ray_private import CHECKED_WITH, PROXY, Pool, deaths
+from deployments.serving.ray_start import AGENT_PORTS, ended_part
 
 ROOT = Path(__file__).parents[3]
 PRIVATE = re.compile(
@@ -27,10 +28,10 @@ PRIVATE = re.compile(
 
 
 def test_this_is_the_version_that_was_checked() -> None:
-    assert ray.__version__ == CHECKED_WITH, "read deployments/serving/ray_private.py against this Ray's source first"
+    assert ray.__version__ == CHECKED_WITH, "read ray_private.py and ray_start.py against this Ray's source first"
 
 
-def test_one_file_uses_private_names_but_for_subclasses() -> None:
+def test_two_files_use_private_names_but_for_subclasses() -> None:
     folders = ("serve_app", "deployments", "loadtest", "tools")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     users = {file.relative_to(ROOT).as_posix() for file in files if PRIVATE.search(file.read_text())}
@@ -38,7 +39,8 @@ def test_one_file_uses_private_names_but_for_subclasses() -> None:
     schemas = {"tools/cluster_check/machines.py"}  # Ray's own, of a checkout's command
     commands = {"tools/talkray_tools/logs.py"}  # without a token, Ray would abort the command
     suites = {"tools/experiments/fleet/control.py", "tools/suites/pools.py"}
-    assert users - subclasses - schemas - commands - suites == {"deployments/serving/ray_private.py"}
+    checked = {f"deployments/serving/{name}.py" for name in ("ray_private", "ray_start")}
+    assert users - subclasses - schemas - commands - suites == checked
 
 
 def test_replicas_say_that_they_stop_where_it_is_read() -> None:
@@ -95,21 +97,21 @@ def test_a_node_waits_for_its_parts(
     starting = SimpleNamespace(all_processes=parts, _ray_params=SimpleNamespace(), _session_dir="", _node_id="id")
     persisted: dict[str, int] = {}
     for owner, name, value in (
-        (ray_private, "persist_port", lambda *port: persisted.update([port[2:]])),
-        (ray_private.Node, "start_head_processes", lambda _: None), (ray_private.services, "get_node", ask),
-        (ray_private.node, "wait_for_persisted_port", ask),
-        (ray_private, "_starting", []),
-        (ray_private, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None)),
-        (ray_private.api, "HTTP_PROXY_TIMEOUT", 60), (ray_private.client, "HTTP_PROXY_TIMEOUT", 60),
+        (ray_start, "persist_port", lambda *port: persisted.update([port[2:]])),
+        (ray_start.Node, "start_head_processes", lambda _: None), (ray_start.services, "get_node", ask),
+        (ray_start.node, "wait_for_persisted_port", ask),
+        (ray_start, "_starting", []),
+        (ray_start, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None)),
+        (ray_start.api, "HTTP_PROXY_TIMEOUT", 60), (ray_start.client, "HTTP_PROXY_TIMEOUT", 60),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
-    ray_private.extend_start_timeouts(patience_s, [*given_ports.values()])
-    assert (patience_s, patience_s) == (ray_private.api.HTTP_PROXY_TIMEOUT, ray_private.client.HTTP_PROXY_TIMEOUT)
-    ray_private.Node.start_head_processes(starting)
+    ray_start.extend_start_timeouts(patience_s, [*given_ports.values()])
+    assert (patience_s, patience_s) == (ray_start.api.HTTP_PROXY_TIMEOUT, ray_start.client.HTTP_PROXY_TIMEOUT)
+    ray_start.Node.start_head_processes(starting)
     assert vars(starting._ray_params) == persisted == given_ports
     assert ended_part(["raylet"]) == "Ray's raylet (process 7) was killed by signal 9"
     given = {"timeout_ms": 30_000} if waits_for_port else {}
-    asked = ray_private.node.wait_for_persisted_port if waits_for_port else ray_private.services.get_node
+    asked = ray_start.node.wait_for_persisted_port if waits_for_port else ray_start.services.get_node
     with nullcontext() if started else pytest.raises(StartError, match="Ray did not start within"):
         assert asked("address", "id", **given) == {"state": "ALIVE"}
     assert set(limits) == {100 if given else None}, "no thread runs while Ray waits for a port"

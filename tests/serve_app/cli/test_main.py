@@ -22,7 +22,8 @@ from serve_app.cli.doctor import Finding
 from serve_app.cli.main import ProgressLine, cli, main
 from serve_app.cli.ray_settings import for_a_node, free_port
 from serve_app.cli.serve.local_server import Address
-from serve_app.config import AppConfig, ConfigError, read_config
+from serve_app.config import AppConfig, ConfigError
+from serve_app.config_file import read_config
 from serve_app.extensions import COMMANDS
 
 RUNNER = CliRunner()

@@ -16,7 +16,8 @@ from ray.serve.schema import ServeApplicationSchema
 
 from serve_app.app import build_app
 from serve_app.cli.upgrade_check import upgrade_changes
-from serve_app.config import AppConfig, ConfigError, read_config
+from serve_app.config import AppConfig, ConfigError
+from serve_app.config_file import read_config
 from serve_app.scaling.policies import CodecPolicy, TalkerPolicy
 
 PRODUCTION = Path(__file__).parents[3] / "cluster" / "serve" / "production.yaml"

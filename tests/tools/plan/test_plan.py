@@ -7,7 +7,7 @@ import yaml
 from deployments.errors import InvalidRequest, StartError
 from loadtest.measured import MeasuredRate
 from loadtest.sweep import Plan
-from serve_app.config import read_config
+from serve_app.config_file import read_config
 from talkray_tools.plan import __main__ as command
 from talkray_tools.plan import measure
 from talkray_tools.plan.sizing import Demand, Sizing

@@ -22,7 +22,7 @@ from deployments.protocol import Codes, Pcm, Sampling, SynthesisRequest
 from deployments.weights.store import locate
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
-from serve_app.config import read_config
+from serve_app.config_file import read_config
 from serve_app.speech.segments import Utterance
 from talkray_tools.unfolded_codec import DecoderNetwork
 from tools.experiments.gpu.bench import as_planned, most_at_once

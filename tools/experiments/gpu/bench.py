@@ -27,7 +27,8 @@ from loadtest.settings import Settings
 from loadtest.tables import COLUMNS
 from loadtest.terminal import Screen
 from loadtest.traces import LoadTestError, Trace, TraceFolder
-from serve_app.config import AdmissionSettings, AppConfig, read_config
+from serve_app.config import AdmissionSettings, AppConfig
+from serve_app.config_file import read_config
 from serve_app.speech.segments import Utterance
 from talkray_tools.plan.measure import commit, gpu_names
 from tools.suites.listening import Heard, Listener

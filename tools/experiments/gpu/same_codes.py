@@ -17,7 +17,7 @@ import numpy as np
 from deployments.protocol import Sampling, SynthesisRequest
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
-from serve_app.config import read_config
+from serve_app.config_file import read_config
 from serve_app.speech.segments import Utterance
 from tools.experiments.gpu.bench import as_planned, most_at_once
 from tools.suites.listening import Heard, Speaking

@@ -23,7 +23,8 @@ from loadtest.tables import Table
 from loadtest.terminal import print_table, simulated_time
 from loadtest.traces import LoadTestError
 from serve_app.cli.main import ONE_GPU
-from serve_app.config import AppConfig, read_config
+from serve_app.config import AppConfig
+from serve_app.config_file import read_config
 from talkray_tools.arguments import run_command
 from talkray_tools.plan.measure import gpu_names, measure_table
 from talkray_tools.plan.sizing import HOURS_A_MONTH, Demand, Sizing

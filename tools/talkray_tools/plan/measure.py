@@ -28,7 +28,8 @@ from loadtest.traces import TraceFolder
 from serve_app.cli.main import ONE_GPU
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.say import first_voice
-from serve_app.config import AppConfig, read_config
+from serve_app.config import AppConfig
+from serve_app.config_file import read_config
 from serve_app.direct import open_direct
 from serve_app.distribution import version
 from talkray_tools.plan.tables import CPU, MeasuredTable

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from deployments.serving import ray_private
+from deployments.serving import ray_start
 from serve_app.cli.serve import driver
 from serve_app.config import AppConfig
 
@@ -48,7 +48,7 @@ def test_a_driver_outlives_its_supervisor_only_to_clear_up(model: str, last: lis
 
 
 def test_a_part_of_ray_that_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_private, "ended_part", Mock(side_effect=[None, "Ray's raylet was killed"]))
+    monkeypatch.setattr(ray_start, "ended_part", Mock(side_effect=[None, "Ray's raylet was killed"]))
     monkeypatch.setattr(driver, "_POLL_S", 0.0)
     supervisor = Mock()
     driver.watch(supervisor)

@@ -9,7 +9,8 @@ import yaml
 from deployments.errors import Starting
 from serve_app import ingress
 from serve_app.api.request_record import RequestRecord
-from serve_app.config import ApiSettings, ConfigError, read_config
+from serve_app.config import ApiSettings, ConfigError
+from serve_app.config_file import read_config
 from serve_app.extensions.jobs import deployment as jobs
 from serve_app.extensions.jobs.extension import open_client
 from serve_app.speech.model_state import ModelStatus
