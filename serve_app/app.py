@@ -10,10 +10,10 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
 from deployments.codec.deployment import CodecReplica
-from deployments.serving.router import LeastBusy
+from deployments.serving.handles import LeastBusy
 from deployments.talker.deployment import TalkerReplica
-from deployments.weights.description import clones, speakers, speech_tokenizer_key
-from deployments.weights.store import resolve_auto
+from deployments.weights.choice import resolve_auto, speech_tokenizer_key
+from deployments.weights.description import clones, speakers
 from serve_app.api.catalogue import check_default
 from serve_app.api.routing import dialects_of
 from serve_app.config import AppConfig, PoolConfig

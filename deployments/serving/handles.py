@@ -1,6 +1,7 @@
-"""Calls to other deployments: translation of Ray's exceptions, and cancellation of abandoned streams."""
+"""Calls to other deployments: routing, translation of Ray's exceptions, and cancellation of abandoned streams."""
 
 import asyncio
+import random
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -10,6 +11,7 @@ from grpc import RpcError
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import FIFOMixin, LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost
 from deployments.limits import Rate
@@ -21,6 +23,10 @@ _ACCEPT_S = 4.0
 # does not close its connections.
 _PEER_TIMEOUT_S = 3.0
 _CATCH_UP_S = 0.25  # for reading messages that arrived while this process could not run
+# Maximum number of replicas to query for their queue length, in total and on the caller's node. Answers are valid for
+# ten seconds, so each call in a large pool would otherwise query many replicas.
+_MOST = 16
+_MOST_OWN = 12
 _cancelling: set[asyncio.Task[None]] = set()  # pending cancellations of calls that no replica had accepted yet
 
 T = TypeVar("T")
@@ -174,3 +180,35 @@ def from_ray_error(error: Exception, lost: type[ReplicaLost], finished: Rate) ->
     if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
         return error.cause
     return error
+
+
+class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray has no type annotations
+    """Request router that selects the replica with the fewest ongoing calls.
+
+    Serve's own router compares two random replicas. Both replicas are often busy while others are idle, which delays
+    the first frame. A retry may go to any node, because the replica on the caller's node may be hung. Serve sends
+    this class by value.
+    """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return one list of candidates. Serve selects the candidate with the shortest queue."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # else Serve polls without pausing while all are full
+        if _is_retry(pending_request):
+            return [_some(candidate_replicas, _MOST)]
+        own, zone, elsewhere = self.rank_replicas_via_locality(candidate_replicas)
+        on_other_nodes = zone + elsewhere
+        near = _some(own, _MOST_OWN if on_other_nodes else _MOST)
+        return [near + _some(on_other_nodes, _MOST - len(near))]
+
+
+def _some(replicas: list[RunningReplica], most: int) -> list[RunningReplica]:
+    return random.sample(replicas, min(most, len(replicas)))
+
+
+def _is_retry(pending_request: PendingRequest | None) -> bool:
+    if pending_request is None or not pending_request.args:
+        return False
+    return getattr(pending_request.args[0], "is_retry", False)

@@ -9,23 +9,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from deployments.config import TalkerConfig
-from deployments.embedded_voice.checkpoint import EMBEDDED, PACKED
 from deployments.errors import CheckpointError
 from deployments.protocol import ModelInfo, ModelKind
 from deployments.weights.store import (
-    INDEX_FILE,
-    REPOSITORIES,
-    SINGLE_FILE,
     as_config,
     find_config_directory,
-    read_index,
     read_json,
 )
 
-_PIECE = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # blocks per file that the fingerprint hashes
 _ROWS_A_CHAR = 1.5  # in the prompt and as frames; a slow voice speaks twelve characters per second
-_RELEASED = "12 Hz, released"
 # File next to a checkpoint that holds facts determined by Talkray. Its values override those in the `talkray` section
 # of config.json.
 OWN_FACTS = "talkray.json"
@@ -133,28 +126,3 @@ def encodes(directory: Path) -> bool:
     """Return whether the checkpoint in `directory` clones voices and has a codec that encodes recordings."""
     config = read_json(directory / "config.json")
     return config["tts_model_type"] == ModelKind.BASE and not own_facts(directory, config).get("clones_by_vector")
-
-
-def speech_tokenizer_key(model: str) -> str:
-    """Return a value that is the same for all models with the same speech tokenizer, which can share a codec pool.
-
-    All released models have the same tokenizer. Other models are compared by their files, or by their names if the
-    files are not on this machine.
-    """
-    if model in REPOSITORIES.values() or model in REPOSITORIES:
-        return _RELEASED
-    if model in PACKED:
-        return EMBEDDED
-    directory = find_config_directory(model)
-    if directory is None:
-        return model
-    folder = directory / "speech_tokenizer"
-    weights = [folder / SINGLE_FILE]
-    if not weights[0].is_file():
-        weights = [folder / name for name in sorted(set(read_index(folder / INDEX_FILE).values()))]
-    digest = hashlib.sha256()
-    for file in (folder / "config.json", *weights):
-        with file.open("rb") as content:
-            while piece := content.read(_PIECE):
-                digest.update(piece)
-    return digest.hexdigest()

@@ -1,6 +1,6 @@
 """Resolves a model name to a checkpoint directory: a local folder, the Hugging Face Hub, or the embedded voice.
 
-This module does not import torch, because the application uses it to resolve `auto`. Importing the hub's library takes
+This module does not import torch, because the application uses it (`choice.py`). Importing the hub's library takes
 half a second, so only functions that need the library import it.
 """
 
@@ -8,20 +8,18 @@ import difflib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from deployments.embedded_voice.checkpoint import EMBEDDED, PACKED, place, unpacked
+from deployments.embedded_voice.checkpoint import PACKED, place, unpacked
 from deployments.errors import CheckpointError, StartError
 
 T = TypeVar("T")
 
-# `auto` prefers earlier entries.
-REPOSITORIES = {
+REPOSITORIES = {  # `auto` prefers earlier entries
     "1.7B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
     "0.6B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
     "1.7B-VoiceDesign": "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
@@ -37,33 +35,6 @@ ADAPTER = "adapter_config.json"
 _DOWNLOAD = "deployments.weights.hub:download"  # needed once for each checkpoint from the hub
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """A concrete model, and the reason why it was selected."""
-
-    model: str
-    reason: str
-
-
-def resolve_auto(model: str, *, models_dir: Path | None, gpu: bool) -> ResolvedModel:
-    """Resolve `auto` to a concrete model. Any other name is returned unchanged."""
-    if model != "auto":
-        return ResolvedModel(model, "requested by name")
-    if not gpu:
-        return ResolvedModel(EMBEDDED, "no GPU here: the embedded checkpoint keeps up with real time on a CPU")
-    from huggingface_hub import try_to_load_from_cache
-
-    for name in REPOSITORIES.values():
-        local = None if models_dir is None else models_dir / name.split("/")[1]
-        if local is not None and (local / "config.json").exists():
-            return ResolvedModel(str(local), f"found in {models_dir}")
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            return ResolvedModel(name, "found in the Hugging Face cache")
-    return ResolvedModel(
-        EMBEDDED, "no released checkpoint in the Hugging Face cache: name one with --model to download it"
-    )
 
 
 def locate(model: str, *, report: Report | None = None) -> Path:

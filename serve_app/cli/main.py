@@ -28,7 +28,8 @@ from rich.console import Console
 from deployments.embedded_voice.checkpoint import EMBEDDED, PACKED
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.gpu.card import count_gpus
-from deployments.weights.store import find, locate, resolve_auto
+from deployments.weights.choice import resolve_auto
+from deployments.weights.store import find, locate
 from loadtest.command_app import CommandApp
 from serve_app.api.access.keys import read_keys
 from serve_app.api.request_record import Entry

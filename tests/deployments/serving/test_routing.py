@@ -12,7 +12,7 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve.config import RequestRouterConfig
 
 from deployments.protocol import SynthesisRequest
-from deployments.serving.router import LeastBusy
+from deployments.serving.handles import LeastBusy
 
 pytestmark = pytest.mark.anyio
 

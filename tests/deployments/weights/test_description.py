@@ -11,7 +11,8 @@ import pytest
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
 from deployments.talker.engine.startup import build_engine
-from deployments.weights.description import OWN_FACTS, clones, describe, own_facts, speech_tokenizer_key
+from deployments.weights.choice import speech_tokenizer_key
+from deployments.weights.description import OWN_FACTS, clones, describe, own_facts
 from deployments.weights.store import locate
 
 CPU = TalkerConfig(device="cpu", max_num_seqs=1)

@@ -9,7 +9,8 @@ from safetensors import SafetensorError
 from deployments.embedded_voice import checkpoint
 from deployments.embedded_voice.checkpoint import EMBEDDED
 from deployments.errors import CheckpointError, StartError
-from deployments.weights.store import REPOSITORIES, cache_directory, find, locate, repository, resolve_auto
+from deployments.weights.choice import resolve_auto
+from deployments.weights.store import REPOSITORIES, cache_directory, find, locate, repository
 
 RELEASED = tuple(REPOSITORIES.values())
 FILES = (
