@@ -10,7 +10,6 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.responses.listing import Paging
 from serve_app.api.voice_source import ClonedVoice, VoiceSource
 from serve_app.config import CLONE_ALIAS, ApiSettings
-from serve_app.speech.speech_models import SpeechModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +153,6 @@ def page_of_voices(voices: Sequence[Voice], paging: Paging, source: VoiceSource)
     """
     most = source.most + sum(voice.type != "stored" for voice in voices)
     return replace(paging, default=most, most=most).cut(voices)
-
-
-async def find_voice(voice_id: str, models: SpeechModels, voices: VoiceSource) -> Voice:
-    """Find a stored voice, speaker or alias. Speaker and alias names are case-insensitive. Raises InvalidRequest with
-    the valid names.
-    """
-    if (stored := await voices.find(voice_id)) is not None:
-        return stored_voice(stored)
-    infos = await models.infos()
-    known = {voice.id: voice for voice in voice_list(*infos)}
-    speakers = [voice for info in infos for voice in info.voices]
-    return known[voice_id if voice_id in known else find_speaker(voice_id, speakers)]
 
 
 def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voice:

@@ -36,7 +36,6 @@ _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
 _READ_ON_S = 1.0
 # Scope key of a function that the application calls after it has consumed part of a body.
 _TAKEN = "talkray.taken"
-_STOP_POLL_S = 0.5
 _SLASHES = re.compile(r"/{2,}")
 
 
@@ -55,15 +54,6 @@ def state_of(request: Mapping[str, Any]) -> RequestState:
     """Return the state of a request, a WebSocket or an ASGI scope."""
     state: RequestState = request["state"][_STATE]
     return state
-
-
-async def wait_until_stopping() -> None:
-    """Return when Serve stops this replica. Outside a replica, never return."""
-    from deployments.serving.ray_private import is_stopping, this_replica  # imported late, because commands avoid Ray
-
-    replica = this_replica()
-    while replica is None or not is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
-        await asyncio.sleep(_STOP_POLL_S)
 
 
 def outermost() -> list[Middleware]:

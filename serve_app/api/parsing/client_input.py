@@ -16,7 +16,6 @@ from serve_app.audio.formats import AudioFormat
 from serve_app.text.characters import repair_surrogates
 
 MAX_BODY_BYTES = 16 << 20  # limit of an HTTP body, and of a WebSocket message with reference audio
-_LONGEST_KEY = 255  # characters of an Idempotency-Key
 BODY_TIMEOUT_S = 30.0  # time limit for receiving the complete body
 _MOST_VALUES = 1 << 15  # per JSON text; checking this many blocks the event loop for 50 ms
 _ABOVE_ALL_NUMBERS = 2**64  # a seed has 64 bits
@@ -32,14 +31,6 @@ _UNPLAIN = re.compile(r"[^A-Za-z0-9_.:-]")
 HALF_REPLACED = "half a surrogate pair, replaced by U+FFFD"
 _MOST_REPAIRED = 8  # maximum number of fields named in a header
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
-
-
-def idempotency_key(request: Request) -> str | None:
-    """Return the request's Idempotency-Key, or None. Raises InvalidRequest if the key is empty or too long."""
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 0 < len(key) <= _LONGEST_KEY:
-        raise InvalidRequest(f"Idempotency-Key must have 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
-    return key
 
 
 async def read_body(request: Request) -> bytes:

@@ -106,14 +106,6 @@ def _language_reason(body: SpeechBody, info: ModelInfo, language: str | None) ->
     return f"spoken as {language}: regions and scripts are ignored" if has_region(body.language) else None
 
 
-def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
-    """Return the SpeechBody fields of `fields` that have no effect on a WebSocket, and why."""
-    is_whole = str(fields.get("stream")).strip().lower() == "false"
-    wants_whole = {"stream": is_whole, "stream_format": str(fields.get("stream_format")).strip().lower() == "sse"}
-    reasons = {name: "a WebSocket always streams audio" for name, is_asked in wants_whole.items() if is_asked}
-    return reasons | ({PREVIOUS: "only for HTTP and Talkray's WebSocket"} if fields.get(PREVIOUS) is not None else {})
-
-
 def as_header(reasons: Reasons) -> dict[str, str]:
     """Return the response header for ignored fields, or {} if there are none. Reasons may contain non-ASCII text."""
     text = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())

@@ -1,9 +1,8 @@
 """Paging and serialization of stored items, in threads, so that the event loop and live speech stay responsive."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -34,19 +33,6 @@ async def json_in_thread(work: Callable[P, Mapping[str, object]], *arguments: P.
     return Response(content, media_type="application/json")
 
 
-async def prefetch_first(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Read the first part of `body`, so that an earlier error can still set the status, and return the same body."""
-    first = await anext(body, b"")
-
-    async def rest() -> AsyncGenerator[bytes, None]:
-        async with aclosing(body):
-            yield first
-            async for part in body:
-                yield part
-
-    return rest()
-
-
 @dataclass(frozen=True, slots=True)
 class Paging:
     """Page that a client requests. Missing parameters are ""."""
@@ -75,13 +61,3 @@ def limit_of(limit: str, *, most: int, name: str = "limit") -> int:
     if not isinstance(wanted, int) or not 1 <= wanted <= most:
         raise InvalidRequest(f"{name} must be 1 to {most}.", name)
     return wanted
-
-
-def page_of(
-    items: Sequence[T], entry: Callable[[T], Mapping[str, object]], after: str, limit: str, *, most: int = 100
-) -> dict[str, object]:
-    """Return a list object with at most `limit` items after the item with id `after`. Raises InvalidRequest."""
-    page, more = Paging(limit, after, most=most).cut(items)
-    data = [entry(item) for item in page]
-    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
-    return {"object": "list", "data": data, **ends, "has_more": more is not None}

@@ -137,22 +137,6 @@ def _event(fields: dict[str, object]) -> bytes:
     return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
 
 
-def named_event(fields: Mapping[str, object]) -> bytes:
-    """Encode an event whose name is its type, for clients that subscribe by event name."""
-    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
-
-
-async def in_parts(
-    audio: AsyncGenerator[bytes, None], encode: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
-) -> AsyncGenerator[bytes, None]:
-    """Yield `encode(part)` for each part of the audio, then `last()` unless it is empty."""
-    async with aclosing(audio):
-        async for part in audio:
-            yield encode(part)
-    if end := last():
-        yield end
-
-
 def server_timing(marks: Marks) -> str:
     """Return a Server-Timing header with the milliseconds between consecutive marks, each named after the later one.
     The first entry is the time of day in seconds.

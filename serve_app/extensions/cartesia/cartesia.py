@@ -22,15 +22,17 @@ from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import EVENT_STREAM, Delivery, SpeechRequest
+from serve_app.api.responses.events import named_event
 from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_in_thread
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedAnswer, named_event
+from serve_app.api.responses.speech_response import StreamedAnswer
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Charge, Dialect, Route, Sample
 from serve_app.extensions.live.contexts import ContextConnection, NamedSession
 from serve_app.extensions.live.turns import Audio, Done, Event, Failed, Flushed, Rest, Words
 from serve_app.extensions.voices.library import voices_of
+from serve_app.extensions.voices.listing import find_voice
 from serve_app.extensions.voices.stored_voice import Details, SentRecording, StoredLexicon
 from serve_app.extensions.voices.voice_store import StoreFailed
 from serve_app.speech.observers import Word, WordSource, marked
@@ -96,7 +98,7 @@ async def list_voices(service: SpeechService, limit: str = "", starting_after: s
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """Return one voice. Raises InvalidRequest with the valid names if the voice is unknown."""
-    return _voice(await catalogue.find_voice(voice_id, service.models, voices_of(service)))
+    return _voice(await find_voice(voice_id, service.models, voices_of(service)))
 
 
 async def clone_voice(service: SpeechService, request: Request) -> Response:

@@ -15,8 +15,9 @@ from serve_app.api.parsing.client_input import format_named, number, switch, tex
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import EVENT_STREAM, Delivery, SpeechRequest
+from serve_app.api.responses.events import in_parts
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
+from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat

@@ -18,6 +18,7 @@ from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.designs.designs import candidates, find, lock, speech_request
 from serve_app.extensions.elevenlabs.elevenlabs import DEFAULT_FORMAT, encoded, output
 from serve_app.extensions.voices.library import voices_of
+from serve_app.extensions.voices.listing import find_voice
 from serve_app.extensions.voices.stored_voice import NEUTRAL, Details, SentRecording
 
 Json = dict[str, object]
@@ -46,7 +47,7 @@ async def list_voices(service: SpeechService, page_size: str = "", next_page_tok
 
 async def show_voice(service: SpeechService, voice_id: str) -> Json:
     """Return one voice. Raises InvalidRequest with the valid names if the voice is unknown."""
-    return voice_entry(await catalogue.find_voice(voice_id, service.models, voices_of(service)))
+    return voice_entry(await find_voice(voice_id, service.models, voices_of(service)))
 
 
 async def add_voice(service: SpeechService, request: Request) -> Response:

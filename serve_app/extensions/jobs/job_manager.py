@@ -32,7 +32,7 @@ from serve_app.api.access.callers import VISITOR, Visitor
 from serve_app.api.parsing.client_input import HALF_REPLACED, parse_object
 from serve_app.api.resolve.ignored_fields import Reasons
 from serve_app.api.resolve.resolver import Resolver
-from serve_app.api.responses.listing import limit_of, page_of, run_in_thread
+from serve_app.api.responses.listing import limit_of, run_in_thread
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
 from serve_app.extensions.jobs.planning import Planned, plan_into
@@ -43,6 +43,7 @@ from serve_app.extensions.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.extensions.jobs.work import Json, Track, Work
 from serve_app.extensions.voices.clocks import SteadyClock
 from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.listing import page_of
 from serve_app.extensions.voices.stored_voice import now
 from serve_app.extensions.voices.voice_store import Damaged, StoreFailed
 

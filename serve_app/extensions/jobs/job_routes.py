@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from deployments.errors import InvalidRequest
 from serve_app.api.access.callers import VISITOR
 from serve_app.api.headers import SAMPLE_RATE_HEADER
-from serve_app.api.parsing.client_input import check_form, format_named, idempotency_key, read_body
+from serve_app.api.parsing.client_input import check_form, format_named, read_body
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.speech_request import CONTENT_TYPES, RAW, disclosure
-from serve_app.api.responses.listing import json_in_thread, prefetch_first, run_in_thread
+from serve_app.api.responses.listing import json_in_thread, run_in_thread
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat, AudioOptions
 from serve_app.extension import Charge, Dialect, Route
@@ -21,11 +21,13 @@ from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.stored_audio import StoredAudio, words_of
 from serve_app.extensions.jobs.work import Json, Track
 from serve_app.extensions.voices.library import voices_of
+from serve_app.extensions.voices.listing import prefetch_first
 from serve_app.extensions.voices.voice_store import NoStore
 
 # Calls a method of the job manager by name. Raises NotReady if the job replica is not running.
 JobsClient = Callable[..., Awaitable[Any]]
 
+_LONGEST_KEY = 255  # characters of an Idempotency-Key
 _RANGE = re.compile(r"bytes=(\d{1,15})?-(\d{1,15})?")
 _FORMATS = {each.value: each for each in AudioFormat}
 
@@ -38,9 +40,17 @@ async def _ask(service: SpeechService, method: str, *arguments: object) -> Any:
     return await ask(method, VISITOR.get(), *arguments)
 
 
+def _idempotency_key(request: Request) -> str | None:
+    """Return the request's Idempotency-Key, or None. Raises InvalidRequest if the key is empty or too long."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= _LONGEST_KEY:
+        raise InvalidRequest(f"Idempotency-Key must have 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
+    return key
+
+
 async def create(service: SpeechService, request: Request) -> Response:
     """Create a job from a list of texts. The server synthesizes them in the background, behind live speech."""
-    key = idempotency_key(request)
+    key = _idempotency_key(request)
     try:
         job, ignored = await _ask(service, "create", await read_body(request), key)
     except InvalidRequest as error:

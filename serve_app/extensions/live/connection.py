@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
 from serve_app.api.bounded_websocket import LEAVING, MAX_MESSAGE_BYTES
-from serve_app.api.context import state_of, wait_until_stopping
+from serve_app.api.context import state_of
 from serve_app.api.error_replies import (
     INTERNAL,
     POLICY_VIOLATION,
@@ -25,6 +25,7 @@ from serve_app.api.error_replies import (
     translate,
 )
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES, parse_object
+from serve_app.api.resolve.ignored_fields import PREVIOUS
 from serve_app.api.resolve.speech_request import SpeechRequest, disclosure
 from serve_app.api.routing import refuse_handshake
 from serve_app.api.speech_service import SpeechService
@@ -44,6 +45,7 @@ _REPLACED = "this server is being replaced, please reconnect"
 _QUIET_S = 1.0
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
+_STOP_POLL_S = 0.5
 _RECORDING = re.compile(r'"(ref_audio|reference_audio)"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
 
 
@@ -386,3 +388,20 @@ def _parse(text: str | None, *, recordings: bool, text_fields: tuple[str, ...]) 
     if fields.get(recording[1]) != stand_in:
         raise PayloadTooLarge(f"The message is larger than {MAX_MESSAGE_BYTES} bytes without its ref_audio.")
     return fields | parse_object(f'{{"{recording[1]}": {recording[2]}}}')
+
+
+async def wait_until_stopping() -> None:
+    """Return when Serve stops this replica. Outside a replica, never return."""
+    from deployments.serving.ray_private import is_stopping, this_replica  # imported late, because commands avoid Ray
+
+    replica = this_replica()
+    while replica is None or not is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
+        await asyncio.sleep(_STOP_POLL_S)
+
+
+def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
+    """Return the SpeechBody fields of `fields` that have no effect on a WebSocket, and why."""
+    is_whole = str(fields.get("stream")).strip().lower() == "false"
+    wants_whole = {"stream": is_whole, "stream_format": str(fields.get("stream_format")).strip().lower() == "sse"}
+    reasons = {name: "a WebSocket always streams audio" for name, is_asked in wants_whole.items() if is_asked}
+    return reasons | ({PREVIOUS: "only for HTTP and Talkray's WebSocket"} if fields.get(PREVIOUS) is not None else {})

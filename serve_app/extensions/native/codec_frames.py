@@ -24,7 +24,7 @@ from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route
-from serve_app.extensions.live.connection import Connection, unknown_type
+from serve_app.extensions.live.connection import Connection, always_streamed, unknown_type
 
 CONTENT_TYPE = "application/x-talkray-frames"
 MAGIC, VERSION = b"TRCF", 1
@@ -122,7 +122,7 @@ class FramesSocket(Connection):
             case "speak" if self.is_busy:
                 raise InvalidRequest("An utterance is in progress. Cancel it or wait until it ends.", "type", "busy")
             case "speak":
-                speech = await _speech_request(self.service, fields, reasons=ignored_fields.always_streamed(fields))
+                speech = await _speech_request(self.service, fields, reasons=always_streamed(fields))
                 self.start(self._speak(speech, self.next_id()))
             case "cancel":
                 await self.stop()

@@ -23,7 +23,7 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect
 from serve_app.extensions.continuity.tails import NO_TAIL, Continuation
-from serve_app.extensions.live.connection import Connection, unknown_type
+from serve_app.extensions.live.connection import Connection, always_streamed, unknown_type
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.live.turns import Audio, Event, Failed, Flushed, Started, Turn, Words
 from serve_app.speech.observers import marked, word_entries
@@ -99,7 +99,7 @@ class SpeakMessage:
         if body.previous_request_id is not None or body.seed is not None:  # the seed must determine the speech
             self._continuation.previous_id = body.previous_request_id
         info = await service.resolver.choose_model(dict(body), task_type=fields.get("task_type"))
-        reasons = ignored_fields.always_streamed(fields)
+        reasons = always_streamed(fields)
         reasons.pop(ignored_fields.PREVIOUS, None)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}

@@ -10,8 +10,9 @@ from starlette.responses import Response
 
 from serve_app.api.context import state_of
 from serve_app.api.resolve.make_request import strict_request
+from serve_app.api.responses.events import in_parts
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
+from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Dialect, Route, Sample
 from serve_app.speech.observers import WordSource, marked

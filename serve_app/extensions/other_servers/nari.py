@@ -10,13 +10,17 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api.error_replies import ErrorReply
 from serve_app.api.parsing.client_input import switch, text_of
-from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.make_request import lenient_request, strict_request
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Sample
-from serve_app.extensions.live.connection import ConversationConnection, HandshakeConnection, unknown_type
+from serve_app.extensions.live.connection import (
+    ConversationConnection,
+    HandshakeConnection,
+    always_streamed,
+    unknown_type,
+)
 from serve_app.extensions.live.turns import Audio, Event, Flushed, Started
 
 PROTOCOL = "nari.speech.v1"
@@ -66,7 +70,7 @@ class NariSocket(HandshakeConnection, ConversationConnection):
         if self._session is not None:
             raise InvalidRequest("The request has already started. Open a socket for each one.", "type", "busy")
         sent = {name: value for name, value in fields.items() if name != "type"}
-        reasons = ignored_fields.always_streamed(sent)
+        reasons = always_streamed(sent)
         if str(sent.get("response_format", "pcm")).strip().lower() != AudioFormat.PCM:
             reasons["response_format"] = "the format is always pcm"
         if switch(sent, "word_timestamps"):

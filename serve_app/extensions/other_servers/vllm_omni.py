@@ -21,7 +21,7 @@ from serve_app.api.responses.whole_audio import AUDIO_HERE, ByteQuota, object_wi
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route, Sample
-from serve_app.extensions.live.connection import ConversationConnection, unknown_type
+from serve_app.extensions.live.connection import ConversationConnection, always_streamed, unknown_type
 from serve_app.extensions.live.turns import Audio, Event, Flushed, Started
 
 Json = dict[str, object]
@@ -142,7 +142,7 @@ class OmniSocket(ConversationConnection):
         if self._session is not None:
             raise InvalidRequest("session.config is allowed only once. Open another socket.", "type")
         sent = {name: value for name, value in fields.items() if name != "type"}
-        reasons = ignored_fields.always_streamed(sent)
+        reasons = always_streamed(sent)
         if sent.get("stream_audio") is True:
             del sent["stream_audio"]
         if switch(sent, "word_timestamps"):

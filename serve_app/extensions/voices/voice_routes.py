@@ -14,12 +14,13 @@ from serve_app.api.context import state_of
 from serve_app.api.parsing.client_input import parse_object
 from serve_app.api.parsing.forms import SentForm, read_form
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.responses.listing import json_in_thread, page_of, prefetch_first
+from serve_app.api.responses.listing import json_in_thread
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.recordings import PREPARATIONS
 from serve_app.extension import Charge, Dialect, Route
 from serve_app.extensions.voices.library import voices_of
+from serve_app.extensions.voices.listing import page_of, prefetch_first
 from serve_app.extensions.voices.stored_voice import (
     FILE_SUFFIX,
     NEUTRAL,

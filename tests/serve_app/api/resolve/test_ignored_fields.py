@@ -11,7 +11,6 @@ from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.ignored_fields import (
     Ignored,
     Reasons,
-    always_streamed,
     as_header,
     left_out,
     of_text,
@@ -19,6 +18,7 @@ from serve_app.api.resolve.ignored_fields import (
     without_effect,
 )
 from serve_app.config import ApiSettings
+from serve_app.extensions.live.connection import always_streamed
 from serve_app.extensions.text.spoken_text import TextRules, read
 from serve_app.text.languages import spoken_language
 from tests.serve_app.extensions.client import heard
