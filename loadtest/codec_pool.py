@@ -19,19 +19,11 @@ import numpy as np
 
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.plan import (
-    MANY_WORKERS,
-    MAX_BATCH_FRAMES,
-    MAX_BATCH_SIZE,
-    ChunkPlan,
-    call_sizes,
-    chosen_ramp,
-    fitted_ramp,
-    longest_call_s,
-)
+from deployments.codec.plan import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, ChunkPlan, call_sizes
 from deployments.codec.pool import gate, stream
 from deployments.codec.pool.capacity import Capacity
 from deployments.codec.pool.gate import DecodeGate
+from deployments.codec.pool.ramps import MANY_WORKERS, chosen_ramp, fitted_ramp, longest_call_s
 from deployments.codec.pool.service import Placement
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.listener import Listener

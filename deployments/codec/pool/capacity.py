@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from deployments.autoscaling_records import CodecRecord
-from deployments.codec.plan import chosen_ramp
+from deployments.codec.pool.ramps import chosen_ramp
 from deployments.limits import StreamLimit
 from deployments.protocol import ALL_FRAMES, FrameChunk, PcmChunk, SynthesisRequest
 from deployments.serving import metrics

@@ -11,7 +11,7 @@ from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, describe_choice, snr_db, warm_up
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.plan import chosen_ramp, longest_call_s
+from deployments.codec.pool.ramps import chosen_ramp, longest_call_s
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest, StartError
 from deployments.protocol import Codes, Reference

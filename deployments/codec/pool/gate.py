@@ -13,7 +13,8 @@ from itertools import count
 from math import inf
 
 from deployments.codec.batch import Decoded, DecodeTask
-from deployments.codec.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, longest_call_s
+from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE
+from deployments.codec.pool.ramps import MANY_WORKERS, longest_call_s
 
 _SMOOTHING = 0.1  # weight of the newest batch
 _HICCUP = 4.0  # caps a call's measured duration at this multiple of the mean; the machine stalled in longer calls

@@ -9,9 +9,10 @@ import numpy as np
 
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_ramp, longest_call_s
+from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.codec import decodes_in_processes, load_codec
 from deployments.codec.pool.gate import DecodeGate
+from deployments.codec.pool.ramps import MANY_WORKERS, chosen_ramp, fitted_ramp, longest_call_s
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.pool.workers import DecoderChoice, WorkerProcesses, Workers
 from deployments.config import CodecConfig, CodecPlacement

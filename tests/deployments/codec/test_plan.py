@@ -2,7 +2,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments.codec.plan import MANY_WORKERS, ChunkPlan, call_sizes, chosen_ramp, fitted_ramp, split_frames
+from deployments.codec.plan import ChunkPlan, call_sizes, split_frames
+from deployments.codec.pool.ramps import MANY_WORKERS, chosen_ramp, fitted_ramp
 
 RAMP = (1, 2, 4, 8, 12)
 FRAME_S = 0.08

@@ -319,12 +319,12 @@ def test_a_ready_replica_has_made_every_call(tiny_checkpoint: Checkpoints, monke
     monkeypatch.setattr(CodecDecoder, "decode", noting)
     for name, value in (("MAX_BATCH_SIZE", 4), ("MAX_BATCH_FRAMES", 8)):
         monkeypatch.setattr(f"deployments.codec.decoder.{name}", value)
-    monkeypatch.setattr("deployments.codec.plan.MAX_CALL_S", 60.0)
-    monkeypatch.setattr("deployments.codec.plan.RAMP", (1, 4))
+    monkeypatch.setattr("deployments.codec.pool.ramps.MAX_CALL_S", 60.0)
+    monkeypatch.setattr("deployments.codec.pool.ramps.RAMP", (1, 4))
     config = CodecConfig(precision="float32")
     assert load_codec(tiny, config).warm_up_result.largest_batches == {1: 4, 4: 2}
     assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}
-    monkeypatch.setattr("deployments.codec.plan.MAX_CALL_S", 0.0)
+    monkeypatch.setattr("deployments.codec.pool.ramps.MAX_CALL_S", 0.0)
     assert load_codec(tiny, config).warm_up_result.largest_batches == {1: 1, 4: 1}
     shapes.clear()
     assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).warm_up_result == WarmUpResult()
