@@ -1,8 +1,4 @@
-"""Recordings that clients send for cloning, decoded under resource limits to mono at the model's sample rate.
-
-Replicas return a prompt that they made from the samples. Later requests send replicas the prompt instead of the
-samples.
-"""
+"""Recordings that clients send for cloning, decoded under resource limits to mono at the model's sample rate."""
 
 import asyncio
 import binascii
@@ -13,20 +9,19 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import soxr
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
-from deployments.protocol import ClonePrompt, ModelInfo, Reference
+from deployments.protocol import ModelInfo, Reference
 from deployments.recording_cache import Lookups, RecordingCache
 from deployments.serving import metrics
+from serve_app.audio.clone_prompts import PROMPTS, Decode, Preparation, with_prompt
 
-Preparation = Literal["auto", "none"]  # processing of a recording before it is cloned
 PREPARATIONS: tuple[Preparation, ...] = get_args(Preparation)
-Decode = Callable[[bytes, str], tuple[NDArray[np.float32], int]]  # signature of `decode_file`
 
 # Excludes playlists and other formats that open more files. Protocols are also disabled.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
@@ -54,8 +49,6 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 _DECODING = ThreadPoolExecutor(2, "reference-audio")
 # Decoded recordings, keyed by content, because clients may send a recording with every request. Holds 11 minutes.
 _DECODED: RecordingCache[NDArray[np.float32]] = RecordingCache(max_bytes=64 << 20)
-# Prompts of recordings. Holds 2,700 prompts of ten seconds each.
-_PROMPTS: RecordingCache[ClonePrompt] = RecordingCache(max_bytes=32 << 20)
 
 
 async def prepare_reference(
@@ -83,19 +76,6 @@ def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool
     return replace(reference, audio=audio)
 
 
-def with_prompt(reference: Reference) -> Reference:
-    """Replace the samples of `reference` with its prompt, if the prompt is known and complete for this request."""
-    return reference.with_prompt(None if reference.prompt is not None else _PROMPTS.find(reference.key))
-
-
-def store_clone_prompt(reference: Reference, prompt: ClonePrompt) -> None:
-    """Store a replica's prompt for a recording. The first prompt with codes is kept, so clones stay the same."""
-    known = _PROMPTS.find(reference.key)
-    if known is None or known.codes is None:
-        codes = None if prompt.codes is None else prompt.codes.copy()
-        _PROMPTS.put(reference.key, ClonePrompt(prompt.speaker.copy(), codes))  # a view would keep the whole message
-
-
 def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArray[np.float32]:
     """Return the samples of a stored mono recording, in the format of `decode_reference`. Blocks."""
     import soundfile
@@ -109,7 +89,7 @@ def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArra
 
 def forget(voices: Iterable[bytes]) -> int:
     """Drop all samples and prompts for these voices, and return how many were dropped."""
-    return _DECODED.forget(voices) + _PROMPTS.forget(voices)
+    return _DECODED.forget(voices) + PROMPTS.forget(voices)
 
 
 def _resampled(audio: NDArray[np.float32], rate: int, sample_rate: int) -> NDArray[np.float32]:

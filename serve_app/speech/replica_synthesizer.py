@@ -18,7 +18,7 @@ from deployments.serving.failover import with_failover
 from deployments.serving.handles import call_replica, stream_from_replica
 from deployments.serving.replica_streams import CodecAudio, TalkerAudio
 from deployments.weights.description import describe
-from serve_app.audio.recordings import store_clone_prompt, with_prompt
+from serve_app.audio.clone_prompts import store_clone_prompt, with_prompt
 from serve_app.config import AdmissionSettings
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from starlette.requests import Request
 
 from deployments.errors import InvalidRequest
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES, object_of, read_body
-from serve_app.audio.recordings import PREPARATIONS, Preparation
+from serve_app.audio.clone_prompts import Preparation
+from serve_app.audio.recordings import PREPARATIONS
 
 _MOST_FIELDS, _MOST_FILES = 32, 16
 

@@ -20,8 +20,8 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
 from serve_app.api.parsing.client_input import plain_number, switch
 from serve_app.api.parsing.field_names import Names
+from serve_app.audio.clone_prompts import Preparation
 from serve_app.audio.formats import AudioFormat, OutputRate
-from serve_app.audio.recordings import Preparation
 from serve_app.config import LEAST_SEGMENT_CHARS, ApiSettings, Markup
 from serve_app.text.characters import repair_surrogates
 from serve_app.text.languages import language_name

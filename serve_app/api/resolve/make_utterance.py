@@ -4,6 +4,7 @@ one request.
 
 import asyncio
 from dataclasses import fields
+from pkgutil import resolve_name
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelKind, Reference, Sampling, SynthesisRequest
@@ -13,7 +14,7 @@ from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.resolve.voice import NO_CLONES, check_language, not_spoken, speaks, unspoken_script
 from serve_app.api.voice_source import ClonedVoice
-from serve_app.audio.recordings import prepare_reference
+from serve_app.audio.clone_prompts import PREPARE_REFERENCE
 from serve_app.config import ApiSettings
 from serve_app.speech.segments import Utterance, draw_seed
 from serve_app.text.characters import clean
@@ -143,4 +144,7 @@ async def _reference(resolver: Resolver, speech: SpeechRequest) -> Reference:
     if text is None and not by_vector:
         raise _missing("ref_text", "send the transcript of ref_audio, or set x_vector_only_mode to true")
     prepare = resolver.prepare_recording if body.prepare == "auto" else None
-    return await prepare_reference(body.ref_audio, text, info, x_vector_only=by_vector, prepare=prepare)
+    reference: Reference = await resolve_name(PREPARE_REFERENCE)(
+        body.ref_audio, text, info, x_vector_only=by_vector, prepare=prepare
+    )
+    return reference

@@ -15,7 +15,7 @@ from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve.ignored_fields import Ignored, Reasons, of_text, without_effect
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.voice_source import ClonedVoice, NoVoices, VoiceSource
-from serve_app.audio.recordings import Decode
+from serve_app.audio.clone_prompts import Decode
 from serve_app.config import ApiSettings
 from serve_app.speech.observers import WordSource
 from serve_app.speech.segments import Utterance

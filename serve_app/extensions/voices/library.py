@@ -25,7 +25,7 @@ from deployments.serving import metrics
 from serve_app.api.access.callers import VISITOR
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio import recordings
+from serve_app.audio import clone_prompts, recordings
 from serve_app.extension import ExtensionState, forget_nothing
 from serve_app.extensions.text.lexicon import Lexicon
 from serve_app.extensions.voices.clocks import SteadyClock
@@ -253,10 +253,10 @@ class Voices(ExtensionState):
             raise InvalidRequest(message, "voice", "recording_disabled")
         key = voice.key(take, info.fingerprint or info.name)
         unprepared = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
-        reference = recordings.with_prompt(unprepared)
+        reference = clone_prompts.with_prompt(unprepared)
         if reference.prompt is None and (prompt := await self.aside(self.files().derived, voice, key)) is not None:
-            recordings.store_clone_prompt(unprepared, prompt)
-            reference = recordings.with_prompt(unprepared)
+            clone_prompts.store_clone_prompt(unprepared, prompt)
+            reference = clone_prompts.with_prompt(unprepared)
         is_known = reference.prompt is not None
         metrics.record_recording_lookups("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
         if is_known:
@@ -271,7 +271,7 @@ class Voices(ExtensionState):
     async def _keep_prompts(self) -> None:
         """Store the prompts that replicas have derived from the samples."""
         for key, (voice, unprepared) in list(self._underived.items()):
-            prompt = recordings.with_prompt(unprepared).prompt
+            prompt = clone_prompts.with_prompt(unprepared).prompt
             if prompt is not None and self._underived.pop(key, None) is not None:
                 await self.aside(self.files().keep_derived, voice, key, prompt)
 

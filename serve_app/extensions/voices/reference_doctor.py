@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from deployments.errors import InvalidRequest
-from serve_app.audio.recordings import MAX_SECONDS, Preparation, decode_file
+from serve_app.audio.clone_prompts import Preparation
+from serve_app.audio.recordings import MAX_SECONDS, decode_file
 from serve_app.text.characters import letters
 
 Samples = NDArray[np.float32]

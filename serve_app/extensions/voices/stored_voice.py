@@ -27,7 +27,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
 from deployments.recording_cache import VOICE_BYTES
 from serve_app.api.access.callers import VISITOR
-from serve_app.audio.recordings import Preparation
+from serve_app.audio.clone_prompts import Preparation
 from serve_app.extensions.text.lexicon import LONGEST_RESPELLING, LONGEST_WORD, MAX_WORDS, Lexicon
 from serve_app.extensions.text.style_tags import named_take
 from serve_app.extensions.voices.reference_doctor import Flaw, Sentence, check_recording

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from deployments.errors import InvalidRequest, StartError
 from loadtest.command_app import CommandApp
-from serve_app.audio.recordings import Preparation
+from serve_app.audio.clone_prompts import Preparation
 from serve_app.extensions.voices.reference_doctor import CheckedRecording, HeardWords, check_recording
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.text.languages import language_code, language_name

@@ -16,8 +16,9 @@ import soundfile
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, Reference
 from deployments.recording_cache import RecordingCache
-from serve_app.audio import recordings
-from serve_app.audio.recordings import Decode, decode_reference, prepare_reference, store_clone_prompt, with_prompt
+from serve_app.audio import clone_prompts, recordings
+from serve_app.audio.clone_prompts import Decode, store_clone_prompt, with_prompt
+from serve_app.audio.recordings import decode_reference, prepare_reference
 from tests.serve_app.audio.test_formats import pitch
 from tests.serve_app.fake import BASE, tone
 
@@ -229,7 +230,7 @@ async def test_a_speaker_vector_is_no_prompt_for_a_clone_in_context() -> None:
 async def test_a_prompt_that_has_given_way_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = ClonePrompt(SPEAKER, CODES)
     prompts = RecordingCache[ClonePrompt](max_bytes=prompt.nbytes, size=lambda each: each.nbytes)
-    monkeypatch.setattr(recordings, "_PROMPTS", prompts)
+    monkeypatch.setattr(clone_prompts, "PROMPTS", prompts)
     one, other = (data_url(recording(seconds)) for seconds in (0.625, 0.75))
     for ref_audio in (one, other):
         reference = await read(ref_audio, "small")

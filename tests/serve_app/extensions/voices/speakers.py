@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from numpy.typing import NDArray
 
 from deployments.protocol import ClonePrompt, Reference
-from serve_app.audio import recordings
+from serve_app.audio import clone_prompts
 from serve_app.audio.recordings import decode_file
 from serve_app.cli.key_file import create_key
 from serve_app.config import AccessSettings, ApiSettings
@@ -97,7 +97,7 @@ async def speak_and_derive(server: Server) -> Reference:
     assert answer.status_code == 200, answer.text
     reference = server.synthesizer.requests[-1].reference
     assert reference is not None
-    recordings.store_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
+    clone_prompts.store_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
     return reference
 
 

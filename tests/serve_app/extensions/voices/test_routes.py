@@ -16,7 +16,7 @@ from deployments.errors import NotFound, NotReady, StartError
 from deployments.protocol import Reference
 from deployments.recording_cache import Lookups
 from serve_app.api.access.callers import EVERYBODY, VISITOR, Visitor
-from serve_app.audio import recordings
+from serve_app.audio import clone_prompts
 from serve_app.audio.recordings import decode_file, decode_reference
 from serve_app.config import ApiSettings
 from serve_app.extensions.voices import library
@@ -320,9 +320,9 @@ async def test_deleting_clears_what_is_derived(folder: Path) -> None:
         deleted = (await client.delete("/v1/audio/voices/ada")).json()
         assert (deleted["id"], deleted["deleted"]) == (told["id"], True)
         assert files_in(folder) == []
-        assert recordings.with_prompt(reference).prompt is None
-        recordings.store_clone_prompt(reference, prompt)
-        assert recordings.with_prompt(reference).prompt is None
+        assert clone_prompts.with_prompt(reference).prompt is None
+        clone_prompts.store_clone_prompt(reference, prompt)
+        assert clone_prompts.with_prompt(reference).prompt is None
         await server.voices._forget_gone()  # as the next look does
         assert forgotten == [b"", reference.key[:16]]
         assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 400
@@ -382,8 +382,8 @@ async def test_what_was_derived_outlives_a_restart(
     await store(client, "ada", ref_text="Hiss.")
     await speak_and_derive(server)
     await server.voices._keep_prompts()
-    recordings._PROMPTS.forget([])  # the process that comes next has nothing
-    recordings._PROMPTS._results.clear()
+    clone_prompts.PROMPTS.forget([])  # the process that comes next has nothing
+    clone_prompts.PROMPTS._results.clear()
     restarted = Server(folder)
     async with restarted.client() as client:
         await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
