@@ -86,15 +86,12 @@ def create_api(
     )
     api.state.opened = states
     api.add_middleware(HeadAsGet)
-    key_headers = tuple(name for dialect in dialects for name in dialect.key_headers)
-    key_protocols = tuple(prefix for dialect in dialects for prefix in dialect.key_protocols)
-    public_paths = DOCS_PATHS.union(path for dialect in dialects for path in dialect.public_paths)
     api.add_middleware(
         AccessControl,
         settings=settings,
-        key_headers=key_headers,
-        key_protocols=key_protocols,
-        public_paths=public_paths,
+        key_headers=tuple(name for dialect in dialects for name in dialect.key_headers),
+        key_protocols=tuple(prefix for dialect in dialects for prefix in dialect.key_protocols),
+        public_paths=DOCS_PATHS.union(path for dialect in dialects for path in dialect.public_paths),
         grants=[state.grant for state in joined.values()],
     )
     if settings.access.allowed_origins:

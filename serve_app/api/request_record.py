@@ -128,19 +128,11 @@ class RequestRecord:
         """Create the record of the client's next request on the same connection."""
         return replace(self, request_id=request_id, received_ns=time.time_ns(), usage=Usage(), error=None)
 
-    def note_speech(
-        self,
-        utterance: Utterance,
-        info: ModelInfo,
-        *,
-        stored: ClonedVoice | None,
-        speed: float,
-        tells_timing: bool = False,
-    ) -> None:
+    def note_speech(self, utterance: Utterance, info: ModelInfo, *, stored: ClonedVoice | None, speed: float) -> None:
         """Record that synthesis of an utterance, in the `stored` voice if there is one, is about to start."""
         usage, request = self.usage, utterance.synthesis
-        usage.model, usage.voice = info.name, request.voice if stored is None else stored.id
-        usage.seed, usage.tells_timing = request.seed, tells_timing
+        usage.model, usage.seed = info.name, request.seed
+        usage.voice = request.voice if stored is None else stored.id
         self.samples_per_s = info.sample_rate * speed
         self.is_speech = True
 

@@ -59,12 +59,6 @@ class SpeechService:
         draft = await build_utterance(self.resolver, speech, request_id=record.request_id, client=state.caller.name)
         state.upload.release()
         record.characters += len(speech.body.input)
-        tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
-        record.note_speech(
-            draft.utterance,
-            speech.info,
-            stored=speech.stored,
-            speed=speech.delivery.speed,
-            tells_timing=tells_timing,
-        )
+        record.usage.tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
+        record.note_speech(draft.utterance, speech.info, stored=speech.stored, speed=speech.delivery.speed)
         return replace(draft, utterance=start_marks(draft.utterance, record.received_ns))

@@ -93,12 +93,8 @@ class UtteranceSynthesizer:
         """
         assembler = UtteranceAssembler(info)
         number = 0  # of the current segment
-
-        def open_segment(request: SynthesisRequest) -> SegmentAudio:
-            segment = Utterance(request, may_redraw=may_redraw)
-            return SegmentAudio(segment, partial(self._synthesizer.synthesize, info=info))
-
-        look_ahead = LookAhead(segments, open_segment)
+        synthesize = partial(self._synthesizer.synthesize, info=info)
+        look_ahead = LookAhead(segments, synthesize, may_redraw=may_redraw)
         async with look_ahead, ReaderTimeout(look_ahead.cancel_next) as reader:
             look_ahead.request_segment(first)
             if pause_s := segments.pause_s(0):
@@ -230,8 +226,8 @@ class SegmentAudio:
 class LookAhead:
     """Requests each segment while the previous one is being sent. Exiting the context cancels all requests."""
 
-    def __init__(self, segments: Segments, open_segment: Callable[[SynthesisRequest], SegmentAudio]) -> None:
-        self._segments, self._open_segment = segments, open_segment
+    def __init__(self, segments: Segments, synthesize: Synthesize, *, may_redraw: bool) -> None:
+        self._segments, self._synthesize, self._may_redraw = segments, synthesize, may_redraw
         self._next: SegmentAudio | None = None
         self._opened = AsyncExitStack()
 
@@ -244,7 +240,7 @@ class LookAhead:
     def request_segment(self, request: SynthesisRequest | None) -> None:
         """Request the next segment, unless `request` is None."""
         if request is not None:
-            self._next = self._open_segment(request)
+            self._next = SegmentAudio(Utterance(request, may_redraw=self._may_redraw), self._synthesize)
             self._opened.push_async_callback(self._next.aclose)
 
     def request_after(self, number: int, current: SegmentAudio, chunk: PcmChunk) -> None:

@@ -50,8 +50,7 @@ def _config(file: Path) -> Iterator[str]:
     settings = read_config(file)
     settings.api.access.for_host(at(config, "http_options", "host"))
     talkers = [(own.talker_pool, own.talker_scaling) for own in settings.by_model().values()]
-    pools = (*talkers, (settings.codec_pool, settings.codec_scaling))
-    for pool, scaling in pools:
+    for pool, scaling in (*talkers, (settings.codec_pool, settings.codec_scaling)):
         if scaling and not scaling.min_replicas <= pool.replicas <= scaling.max_replicas:
             yield f"replicas: {pool.replicas} is not in the range {scaling.min_replicas} to {scaling.max_replicas}"
     if settings.codec.workers > max(1, settings.codec_pool.num_cpus):
