@@ -131,7 +131,7 @@ class RequestContext:
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request. Other code of the API re-raises unexpected exceptions; the first one is answered here."""
+        """Handle a request. Other code of the API re-raises unexpected exceptions, and this sends their response."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -144,26 +144,26 @@ class RequestContext:
         record = RequestRecord(request_id, time.time_ns(), method=method, path=scope["path"], on_end=self._on_end)
         record.trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         scope.setdefault("state", {})[_STATE] = RequestState(record)
-        answer = _Answer(scope, receive, send, request_id if self._echo_request_id else None)
+        response = _Response(scope, receive, send, request_id if self._echo_request_id else None)
         try:
-            await self._app(scope, answer.receive, answer.send)
+            await self._app(scope, response.receive, response.send)
         except ClientDisconnect:
             record.error = LEFT
             logger.info("request %s: the client left", request_id)
         except Exception as error:
             # Starlette wraps an error that an application raises after the response has started.
-            record.error = translate(error.__cause__ if answer.has_started and error.__cause__ else error).code
+            record.error = translate(error.__cause__ if response.has_started and error.__cause__ else error).code
             logger.exception("request %s failed", request_id)
-            if answer.has_started or scope["type"] != "http":
+            if response.has_started or scope["type"] != "http":
                 raise
-            await translate(error).response()(scope, receive, answer.send)
+            await translate(error).response()(scope, receive, response.send)
         finally:
             named = getattr(scope.get("endpoint"), ENDPOINT_DIALECT, "") or self._dialects.get(record.path, "")
             record.dialect = record.dialect or named
             record.publish()
 
 
-class _Answer:
+class _Response:
     """Response to one request. Adds the request id if configured, and records the time to first byte of speech.
 
     An error response closes the connection if no request can follow. It also does so if part of the request body is

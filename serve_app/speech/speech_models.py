@@ -118,12 +118,10 @@ class SpeechModels:
         """Describe every available model, starting with the default. Raises NotReady if none is available."""
         if len(self._models) == 1:
             return [await self.describe()]
-        descriptions = [model.describe() for model in self._models.values()]
-        answers = await asyncio.gather(*descriptions, return_exceptions=True)
-        infos = [answer for answer in answers if isinstance(answer, ModelInfo)]
-        failed = [
-            answer for answer in answers if isinstance(answer, BaseException) and not isinstance(answer, NotReady)
-        ]
+        calls = [model.describe() for model in self._models.values()]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        infos = [each for each in results if isinstance(each, ModelInfo)]
+        failed = [each for each in results if isinstance(each, BaseException) and not isinstance(each, NotReady)]
         if failed or not infos:
             raise failed[0] if failed else NotReady("no model can be described yet")
         return infos

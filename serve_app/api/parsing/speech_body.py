@@ -101,6 +101,8 @@ class SpeechBody(BaseModel):
         return Sampling(**{option.name: getattr(self, option.name) for option in fields(Sampling)})
 
 
+# Fields that replicas receive unchanged, as fields of SynthesisRequest with the same names.
+PASSED_ON = ("non_streaming_mode", "ignore_eos", "leading_silence")
 # Fields that only extensions read.
 EXTENSION_FIELDS = (
     "prepare",

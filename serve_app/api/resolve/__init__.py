@@ -1,7 +1,6 @@
 """Resolution of body fields into a `SpeechRequest`, and of a `SpeechRequest` into an utterance for the replicas.
 
-`make_request.py` runs the steps in this order: `parsing/field_names.py` renames the fields, and
-`parsing/speech_body.py` validates them. `resolver.py` selects the model, and `voice.py` the voice. `resolver.py` reads
-the text, and `ignored_fields.py` lists the fields that have no effect. `speech_request.py` holds the result, from which
-`build_utterance` makes the utterance. Extensions replace functions of `resolver.py`.
+`make_request.py` renames the fields (`parsing/field_names.py`), validates them (`parsing/speech_body.py`), and has
+`resolver.py` choose the model, `voice.py` choose the voice, and `Resolver.complete` read the text and list the fields
+without effect (`ignored_fields.py`). The result is in `speech_request.py`. `make_utterance.py` makes the utterance.
 """

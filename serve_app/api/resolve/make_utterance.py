@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelKind, Reference, Sampling, SynthesisRequest
 from serve_app.api.parsing.field_names import in_client_names
-from serve_app.api.parsing.speech_body import SpeechBody, check_length
+from serve_app.api.parsing.speech_body import PASSED_ON, SpeechBody, check_length
 from serve_app.api.resolve.resolver import Draft, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.resolve.voice import NO_CLONES, check_language, not_spoken, speaks, unspoken_script
@@ -71,11 +71,9 @@ async def _utterance(
         reference=await _reference(resolver, speech) if info.kind is ModelKind.BASE else None,
         sampling=sampling,
         seed=draw_seed() if body.seed is None else body.seed,
-        non_streaming_mode=body.non_streaming_mode,
-        ignore_eos=body.ignore_eos,
-        leading_silence=body.leading_silence,
         word_times=body.word_timestamps,
         model=info.route,
+        **{name: getattr(body, name) for name in PASSED_ON},
     )
     return Utterance(
         synthesis,

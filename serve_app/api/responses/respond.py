@@ -15,10 +15,11 @@ from serve_app.api.context import state_of
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve.speech_request import SpeechRequest, speech_headers
 from serve_app.api.responses.speech_response import (
-    AnswerAttempt,
+    OwnFormat,
     SpeechResponse,
-    StreamedAnswer,
-    WholeAnswer,
+    StreamedFormat,
+    WholeAttempt,
+    WholeFormat,
     WholeResponse,
     audio_body,
     event_body,
@@ -30,16 +31,16 @@ from serve_app.speech.segments import Utterance
 
 
 async def respond(
-    service: SpeechService, request: Request, speech: SpeechRequest, answer: StreamedAnswer | WholeAnswer | None = None
+    service: SpeechService, request: Request, speech: SpeechRequest, own_format: OwnFormat | None = None
 ) -> Response:
     """Return the HTTP response that speaks `speech.body.input`.
 
-    `answer`: the dialect's own response format. None: audio that is streamed or complete, according to
+    `own_format`: the dialect's own response format. None: audio that is streamed or complete, according to
     `speech.delivery`. If a complete response ends badly, its text is synthesized once more with another seed. Sending
     the response updates the record's `usage`; `RequestContext` then publishes the record. Raises InvalidRequest.
     """
     draft = await service.prepare_utterance(request, speech)
-    return AudioSource(service, draft.speech, draft.utterance).response(request, answer)
+    return AudioSource(service, draft.speech, draft.utterance).response(request, own_format)
 
 
 class AudioSource:
@@ -62,16 +63,16 @@ class AudioSource:
         """Return the second attempt at a complete response, which ended for `reason`, or None to send the first."""
         return self.utterance.redraw(reason)
 
-    def response(self, request: Request, answer: StreamedAnswer | WholeAnswer | None) -> Response:
-        """Return the response with this audio. `answer`: see `respond`."""
+    def response(self, request: Request, own_format: OwnFormat | None) -> Response:
+        """Return the response with this audio. `own_format`: see `respond`."""
         usage, delivery = state_of(request).record.usage, self.speech.delivery
-        own_type = {} if answer is None else {"content-type": answer.content_type}
+        own_type = {} if own_format is None else {"content-type": own_format.content_type}
         headers = {**speech_headers(delivery, self.speech.info), **self.speech.headers(), **usage.headers(), **own_type}
-        if isinstance(answer, StreamedAnswer) or (answer is None and not delivery.whole):
+        if isinstance(own_format, StreamedFormat) or (own_format is None and not delivery.whole):
             times = self.words()
             audio = self._audio(self.utterance, usage, times)
-            return SpeechResponse(audio if answer is None else answer.make(audio, times), headers, usage=usage)
-        return self._whole(usage, headers, answer, caller=state_of(request).caller.name)
+            return SpeechResponse(audio if own_format is None else own_format.make(audio, times), headers, usage=usage)
+        return self._whole(usage, headers, own_format, caller=state_of(request).caller.name)
 
     def _audio(
         self, utterance: Utterance, usage: Usage, times: WordSource | None, quota: ByteQuota | None = None
@@ -81,17 +82,17 @@ class AudioSource:
         encode = partial(event_body, ignored=self.speech.ignored) if delivery.events else audio_body
         return encode(self.chunks(utterance), delivery.rendering(self.speech.info), usage, times, quota)
 
-    def _whole(self, usage: Usage, headers: dict[str, str], answer: WholeAnswer | None, *, caller: str) -> Response:
+    def _whole(self, usage: Usage, headers: dict[str, str], own_format: WholeFormat | None, *, caller: str) -> Response:
         """Return all audio in one body. If synthesis ends badly, repeat it once."""
         quota = ByteQuota(caller)
         quota.expect(self.speech.body, self.speech.delivery, self.speech.info)
 
-        def attempt(utterance: Utterance, usage: Usage) -> AnswerAttempt:
+        def attempt(utterance: Utterance, usage: Usage) -> WholeAttempt:
             times = self.words()
             audio = self._audio(utterance, usage, times, quota)
-            return AnswerAttempt(audio, usage, whole=answer, times=times, discard=partial(self._discard, utterance))
+            return WholeAttempt(audio, usage, whole=own_format, times=times, discard=partial(self._discard, utterance))
 
-        def redraw() -> AnswerAttempt | None:
+        def redraw() -> WholeAttempt | None:
             second = self.redraw(usage.finish_reason)
             return None if second is None else attempt(second, usage.another(second.synthesis.seed))
 

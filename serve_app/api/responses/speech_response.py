@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedAnswer:
+class StreamedFormat:
     """A dialect's response format, built from audio and words as they arrive."""
 
     content_type: str
@@ -41,20 +41,23 @@ class StreamedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeAnswer:
+class WholeFormat:
     """A dialect's response format, built from the complete audio and words."""
 
     content_type: str
     make: Callable[[bytes, WordSource | None], Iterable[bytes]]
 
 
+OwnFormat = StreamedFormat | WholeFormat
+
+
 @dataclass(frozen=True, slots=True)
-class AnswerAttempt:
+class WholeAttempt:
     """Attempt to synthesize a complete response. A second attempt uses another seed."""
 
     body: AsyncGenerator[bytes, None]
     usage: Usage  # updated while `body` is read
-    whole: WholeAnswer | None = None  # None: the response is the audio itself
+    whole: WholeFormat | None = None  # None: the response is the audio itself
     times: WordSource | None = None  # word timestamps for `body`
     discard: Callable[[], None] = lambda: None  # called if the response is not sent
 
@@ -187,11 +190,11 @@ class WholeResponse(SpeechResponse):
 
     def __init__(
         self,
-        attempt: AnswerAttempt,
+        attempt: WholeAttempt,
         headers: Mapping[str, str],
         *,
         quota: ByteQuota,
-        redraw: Callable[[], AnswerAttempt | None] = lambda: None,
+        redraw: Callable[[], WholeAttempt | None] = lambda: None,
     ) -> None:
         """Create the response. `quota` counts the bytes in memory. `redraw` makes a second attempt once the first has
         ended, or returns None to send the first.
@@ -216,7 +219,7 @@ class WholeResponse(SpeechResponse):
                 await _deliver(send, _part(part))
             await _deliver(send, _part(b"", more=False))
 
-    async def _read_second(self, second: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
+    async def _read_second(self, second: WholeAttempt, content: bytes) -> tuple[WholeAttempt, bytes]:
         """Read the second attempt. If it fails, keep the first attempt, which ended badly and has not been sent."""
         try:
             content = await read_all(second.body, self._quota, beside=len(content))

@@ -25,7 +25,7 @@ from serve_app.api.resolve.speech_request import EVENT_STREAM, Delivery, SpeechR
 from serve_app.api.responses.events import named_event
 from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_in_thread
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedAnswer
+from serve_app.api.responses.speech_response import StreamedFormat
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Charge, Dialect, Route, Sample
@@ -82,7 +82,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     text_of(fields, "transcript")
     speech = await _speech_request(service, fields)
     usage = state_of(request).record.usage
-    events = StreamedAnswer(EVENT_STREAM, lambda audio, times: _events(audio, times, usage))
+    events = StreamedFormat(EVENT_STREAM, lambda audio, times: _events(audio, times, usage))
     return await respond(service, request, speech, events)
 
 

@@ -13,7 +13,7 @@ from serve_app.api.context import state_of
 from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.responses.respond import AudioSource
-from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer
+from serve_app.api.responses.speech_response import OwnFormat
 from serve_app.api.speech_service import SpeechService
 from serve_app.extensions.word_times.word_times import WordTimes
 from serve_app.speech.observers import WordSource
@@ -25,7 +25,7 @@ async def respond_in_parts(
     service: SpeechService,
     request: Request,
     speech: SpeechRequest,
-    answer: StreamedAnswer | WholeAnswer | None,
+    own_format: OwnFormat | None,
     parts: Sequence[SpeechRequest],
 ) -> Response:
     """Respond with the audio of all `parts` of a dialogue. `speech` contains their combined text and the audio format.
@@ -42,7 +42,7 @@ async def respond_in_parts(
     first, *later = [draft.utterance for draft in drafts]
     synthesis = whole.synthesis
     first = first.changed(seed=synthesis.seed, tail=synthesis.tail, marks=synthesis.marks)
-    return _Dialogue(service, opening.speech, as_dialogue([first, *later]), parts).response(request, answer)
+    return _Dialogue(service, opening.speech, as_dialogue([first, *later]), parts).response(request, own_format)
 
 
 class _Dialogue(AudioSource):

@@ -17,7 +17,7 @@ from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import EVENT_STREAM, Delivery, SpeechRequest
 from serve_app.api.responses.events import in_parts
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer
+from serve_app.api.responses.speech_response import StreamedFormat, WholeFormat
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -82,8 +82,8 @@ async def answer(
         return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
     if _streams(request):
-        return await respond(service, request, speech, StreamedAnswer(EVENT_STREAM, events))
-    return await respond(service, request, speech, WholeAnswer("application/json", lambda audio, _: output(audio)))
+        return await respond(service, request, speech, StreamedFormat(EVENT_STREAM, events))
+    return await respond(service, request, speech, WholeFormat("application/json", lambda audio, _: output(audio)))
 
 
 def _streams(request: Request) -> bool:

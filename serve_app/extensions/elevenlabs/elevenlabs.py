@@ -22,7 +22,7 @@ from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.resolve.voice import choose_voice
 from serve_app.api.responses.events import in_parts
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer
+from serve_app.api.responses.speech_response import StreamedFormat, WholeFormat
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -76,7 +76,7 @@ def _speaking(
         speech = await speech_request(service, fields, request.query_params, voice=voice, words=timestamps)
         speech, parts = await _dialogue(service, speech, fields.get("inputs"))
         usage = state_of(request).record.usage
-        timed = StreamedAnswer(_LINES, partial(_lines, usage=usage)) if stream else WholeAnswer(_JSON, _timed)
+        timed = StreamedFormat(_LINES, partial(_lines, usage=usage)) if stream else WholeFormat(_JSON, _timed)
         own = timed if timestamps else None
         speaking = (
             respond_in_parts(service, request, speech, own, parts) if parts else respond(service, request, speech, own)

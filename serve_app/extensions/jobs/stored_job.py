@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from deployments.config import Strict
 from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, SynthesisRequest
+from serve_app.api.parsing.speech_body import PASSED_ON
 from serve_app.config import Markup
 from serve_app.extensions.text.lexicon import MAX_WORDS, Lexicon
 from serve_app.extensions.text.spoken_text import TextRules, read
@@ -80,7 +81,7 @@ class Manner(Strict):
 
     @classmethod
     def of(cls, request: SynthesisRequest, **stored: Any) -> Self:
-        same = ("model", "voice", "language", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
+        same = ("model", "voice", "language", "instructions", *PASSED_ON)
         options = {name: getattr(request.sampling, name) for name in Sampling.__dataclass_fields__}
         sampling = {name: value for name, value in options.items() if value is not None}
         return cls(**{name: getattr(request, name) for name in same}, sampling=sampling, **stored)
@@ -133,7 +134,7 @@ class JobPlan(Strict):
     def utterance(self, job: "StoredJob", segment_id: "SegmentId", reference: Reference | None) -> Utterance:
         part = self.part(segment_id.part)
         segment, manner = part.segments[segment_id.segment], self.manners[part.manner]
-        same = ("model", "voice", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
+        same = ("model", "voice", "instructions", *PASSED_ON)
         synthesis = SynthesisRequest(
             request_id=f"{job.id}.{segment_id.part}.{segment_id.segment}",
             text=segment.text,

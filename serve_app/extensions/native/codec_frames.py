@@ -19,7 +19,7 @@ from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.speech_request import SpeechRequest
-from serve_app.api.responses.speech_response import AnswerAttempt, SpeechResponse, WholeResponse
+from serve_app.api.responses.speech_response import SpeechResponse, WholeAttempt, WholeResponse
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -45,7 +45,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     headers = {"content-type": CONTENT_TYPE, **UNBUFFERED_HEADERS}
     headers |= speech.headers() | usage.headers()
     if speech.delivery.whole:
-        return WholeResponse(AnswerAttempt(body, usage), headers, quota=ByteQuota(state_of(request).caller.name))
+        return WholeResponse(WholeAttempt(body, usage), headers, quota=ByteQuota(state_of(request).caller.name))
     return SpeechResponse(body, headers, usage=usage)
 
 

@@ -12,7 +12,7 @@ from serve_app.api.context import state_of
 from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.responses.events import in_parts
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer
+from serve_app.api.responses.speech_response import StreamedFormat, WholeFormat
 from serve_app.api.speech_service import SpeechService
 from serve_app.extension import Dialect, Route, Sample
 from serve_app.speech.observers import WordSource, marked
@@ -40,9 +40,9 @@ async def speak(service: SpeechService, request: Request) -> Response:
         return in_parts(audio, line, lambda: line(b"", finish_reason=usage.finish_reason))
 
     if speech.delivery.whole:
-        one_line = WholeAnswer("application/json", lambda audio, times: [_line(audio, times, audio_format)])
+        one_line = WholeFormat("application/json", lambda audio, times: [_line(audio, times, audio_format)])
         return await respond(service, request, speech, one_line)
-    return await respond(service, request, speech, StreamedAnswer("application/x-ndjson", as_lines))
+    return await respond(service, request, speech, StreamedFormat("application/x-ndjson", as_lines))
 
 
 def _line(audio: bytes, times: WordSource | None, audio_format: str, **more: object) -> bytes:

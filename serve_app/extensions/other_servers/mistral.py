@@ -14,7 +14,7 @@ from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import EVENT_STREAM, Delivery
 from serve_app.api.responses.events import in_parts, named_event
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer
+from serve_app.api.responses.speech_response import StreamedFormat, WholeFormat
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -39,9 +39,9 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     speech = await lenient_request(service.resolver, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if switch(fields, "stream"):
-        events = StreamedAnswer(EVENT_STREAM, lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)))
+        events = StreamedFormat(EVENT_STREAM, lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)))
         return await respond(service, request, speech, events)
-    whole = WholeAnswer("application/json", lambda audio, _: object_with({"audio_data": AUDIO_HERE}, audio))
+    whole = WholeFormat("application/json", lambda audio, _: object_with({"audio_data": AUDIO_HERE}, audio))
     return await respond(service, request, speech, whole)
 
 
