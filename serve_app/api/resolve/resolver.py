@@ -25,14 +25,6 @@ from serve_app.text.languages import AUTO
 from serve_app.text.spoken import SPOKEN_FORMS, UNSPOKEN, SpokenText, TextSpan
 
 
-class ChooseModel(Protocol):
-    """Implementation of `Resolver.choose_model`."""
-
-    async def __call__(
-        self, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
-    ) -> ModelInfo: ...
-
-
 class WordTimer(Protocol):
     """Determines the timestamp of each word in a text."""
 
@@ -80,8 +72,8 @@ class Resolver:
     models: SpeechModels
     settings: ApiSettings
     voices: VoiceSource = field(default_factory=NoVoices)
-    # Replacements for two methods below.
-    model_chooser: ChooseModel | None = None
+    # Replacements for the methods `choose_model` and `read_text`, with the same arguments.
+    model_chooser: Callable[..., Awaitable[ModelInfo]] | None = None
     text_reader: ReadText | None = None
     time_words: WordTimer | None = None  # None: word timestamps are unavailable
     prepare_recording: Decode | None = None  # None: recordings are used as they are
