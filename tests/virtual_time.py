@@ -4,6 +4,7 @@ import asyncio
 import selectors
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -27,18 +28,21 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Without threads: what goes to an executor is done at once."""
+    """Without threads: what goes to an executor is done at once. It sets `call_s` to the time that it would take."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(_Selector(clock))
         self.time = clock.monotonic  # type: ignore[method-assign]
+        self.call_s = 0.0
 
     def run_in_executor(self, executor: object, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
         done: asyncio.Future[T] = self.create_future()
         try:
-            done.set_result(func(*args))
+            finish: Callable[[], None] = partial(done.set_result, func(*args))
         except Exception as error:
-            done.set_exception(error)
+            finish = partial(done.set_exception, error)
+        call_s, self.call_s = self.call_s, 0.0
+        self.call_later(call_s, lambda: done.done() or finish())
         return done
 
 
