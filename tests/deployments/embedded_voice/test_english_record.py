@@ -37,13 +37,18 @@ PATTERNS = {
 def drawn(draw: random.Random, pattern: str) -> str:
     for kind in ("roman", "scale"):
         pattern = pattern.replace(f"{{{kind}}}", draw.choice(WORDS[kind]))
-    figures = {"#": lambda: str(draw.choice([1, 2, 11, 40, 100, 405, 1500, 1066, 2000, 12345, 1000000])), "@": lambda: f"{draw.randint(1, 59):02}"}
+    figures = {
+        "#": lambda: str(draw.choice([1, 2, 11, 40, 100, 405, 1500, 1066, 2000, 12345, 1000000])),
+        "@": lambda: f"{draw.randint(1, 59):02}",
+    }
     return "".join(figures.get(char, lambda char=char: char)() for char in pattern)  # type: ignore[misc]
 
 
 def texts(kind: str, draw: random.Random) -> list[str]:
     if kind == "cases":
-        lines = [line for name in ("cases", "neighbours") for line in (DATA / f"{name}.tsv").read_text("utf-8").split("\n")]
+        lines = [
+            line for name in ("cases", "neighbours") for line in (DATA / f"{name}.tsv").read_text("utf-8").split("\n")
+        ]
         return [line.split("\t")[0].replace("\\n", "\n") for line in lines if line and line[:2] != "# "]
     words = WORDS.get(kind, [""])
     every = [pattern.replace("{0}", word) for word in words for pattern in PATTERNS[kind]]
@@ -54,8 +59,14 @@ def texts(kind: str, draw: random.Random) -> list[str]:
 def test_english_as_it_is_spoken(part: str) -> None:
     record, draw = Record(), random.Random(3)
     numbers = ["unit", "currency", "scale", "month", "period", "", "zone", "roman"]
-    kinds = {"cases": ["cases", "sentence"], "numbers": numbers, "words": [each for each in PATTERNS if each not in numbers]}[part]
-    for number in (0, 1, 13, 21, 100, 405, 1066, 1100, 1905, 1999, 2000, 2007, 2099, 2100, 30017, 10**15 - 1)[: 99 * (part == "numbers")]:
+    kinds = {
+        "cases": ["cases", "sentence"],
+        "numbers": numbers,
+        "words": [each for each in PATTERNS if each not in numbers],
+    }[part]
+    for number in (0, 1, 13, 21, 100, 405, 1066, 1100, 1905, 1999, 2000, 2007, 2099, 2100, 30017, 10**15 - 1)[
+        : 99 * (part == "numbers")
+    ]:
         record(f"{number}: {cardinal(number)} | {ordinal(number)} | {year(number)}")
     for kind in kinds:
         record(f"-- {kind}")

@@ -21,11 +21,13 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from torch import Tensor
 
+from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import WarmUpResult
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.deployment import CodecReplica
 from deployments.codec.pool import service
 from deployments.codec.pool.codec import Codec
+from deployments.codec.pool.gate import DecodeGate
 from deployments.config import CodecConfig, CodecPlacement
 from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
 from deployments.protocol import (
@@ -92,15 +94,20 @@ class Decoder:
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
         self._call("decode", codes, states)
         if (codes[:, :, 0] == BROKEN).any():
-            raise self._draw.choice([EngineError("codes out of range"), MemoryError(), RuntimeError("can't allocate memory")])
+            raise self._draw.choice(
+                [EngineError("codes out of range"), MemoryError(), RuntimeError("can't allocate memory")]
+            )
         self.repaired += self._draw.random() < 0.03
         audio = torch.stack([torch.from_numpy(samples(each.numpy())) for each in codes])
         return audio, [DecoderState(state.position + codes.shape[1], ()) for state in states]
 
     def _call(self, kind: str, codes: Tensor, states: Sequence[DecoderState], **more: object) -> None:
         streams, frames = codes.shape[:2]
-        asyncio.get_running_loop().call_s = 0.012 * (frames * streams + 4) * (0.2 if kind == "recall" else 1)  # type: ignore[attr-defined]
-        whose = [f"{each[0, 2]}: {each[0, 1]}-{each[-1, 1]} from {state.position}" for each, state in zip(codes, states, strict=True)]
+        asyncio.get_running_loop().call_s = COST_S[0] * (frames * streams + 4) * (0.2 if kind == "recall" else 1)  # type: ignore[attr-defined]
+        whose = [
+            f"{each[0, 2]}: {each[0, 1]}-{each[-1, 1]} from {state.position}"
+            for each, state in zip(codes, states, strict=True)
+        ]
         self._record(f"{time.monotonic() - 1000:.3f} {kind} {frames} frames of stream {'; '.join(whose)}", **more)
 
 
@@ -131,6 +138,7 @@ class Pool:
         self.notes: dict[str, list[str]] = {}
         self.codecs: list[tuple[SimpleNamespace, Any]] = []
         self.replica_states = {"RUNNING": 1}
+        POOL[:] = [self]
 
     def note(self, request: SynthesisRequest, event: str) -> None:
         name = THIS.get()
@@ -140,7 +148,11 @@ class Pool:
     async def generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         """What a talker replica sends."""
         script, resume, codes = self.scripts[request.request_id], request.resume, request.reference_codes
-        told = "" if resume is None else f", after {len(resume.codes)} frames, {resume.samples} samples, {resume.in_hand_s:.3f} s ahead"
+        told = (
+            ""
+            if resume is None
+            else f", after {len(resume.codes)} frames, {resume.samples} samples, {resume.in_hand_s:.3f} s ahead"
+        )
         told += " (retry)" * request.is_retry + f", reference {None if codes is None else len(codes)}"
         marks = " ".join(stage for stage, _ in request.marks)
         self.note(request, f"talker asked: gpu {min(request.gpu_frames, 999)}{told} {marks} {request.model}".rstrip())
@@ -148,32 +160,58 @@ class Pool:
         begin = 0 if resume is None else len(resume.codes)
         first_audio = 0 if resume is None else resume.samples // SAMPLES
         frames = np.array([[c, n, int(request.request_id), 0] for n, c in enumerate(script.codes)], np.int16)
-        sent = begin
-        trail = (*request.marks, ("codes", time.time_ns()))
-        yield FrameChunk(frames[:0], 0)
-        while True:
-            if sent - begin >= fails_after:
-                if isinstance(failure, float):
-                    await asyncio.sleep(failure)
-                    failure = None
-                if failure == "end":
-                    return
-                if isinstance(failure, BaseException):
-                    raise failure
-            await asyncio.sleep(script.pace_s)
-            taken = frames[sent : sent + script.size]
-            sent += len(taken)
-            reason = script.reason if sent == len(frames) else None
-            audio = frames[max(first_audio, 0) : min(sent, first_audio + request.gpu_frames)] if request.gpu_frames else taken[:0]
-            first_audio, left = first_audio + len(audio), request.gpu_frames - len(audio)
-            request = replace(request, gpu_frames=left)
-            pcm = (samples(audio) * 32768).astype(np.int16).tobytes() if len(audio) else b""
-            readings = (Reading(sent, (sent / 2,)),) if script.has_readings else ()
-            prompt = ClonePrompt(np.zeros(2, np.float32), frames[:2]) if request.reference and sent == len(taken) else None
-            marks = trail if len(audio) and not begin and request.marks else ()
-            yield FrameChunk(taken, 3 + sent // 9, reason, pcm, marks, readings, prompt)
-            if sent == len(frames):
-                return
+        sent, last_audio, tokens = begin, first_audio + request.gpu_frames, 3
+        marks, readings, no_codes = (*request.marks, ("codes", time.time_ns())), (), frames[:0]
+
+        def audio(until: int) -> bytes:
+            """Samples up to a frame that have not been sent. They come a message later than their codes."""
+            nonlocal first_audio
+            begin, first_audio = first_audio, max(first_audio, min(until, last_audio))
+            return (
+                (samples(frames[begin:first_audio]) * 32768).astype(np.int16).tobytes() if first_audio > begin else b""
+            )
+
+        try:
+            yield FrameChunk(no_codes, 0)
+            while sent < len(frames):
+                if sent - begin >= fails_after:
+                    if isinstance(failure, float):
+                        await asyncio.sleep(failure)
+                        failure = None
+                    if failure == "end":
+                        return
+                    if isinstance(failure, BaseException):
+                        raise failure
+                await asyncio.sleep(script.pace_s)
+                taken, pcm = frames[sent : sent + script.size], audio(sent)
+                readings = (Reading(sent, (sent / 2,)),) if script.has_readings else ()
+                prompt = ClonePrompt(np.zeros(2, np.float32), frames[:2]) if request.reference and not sent else None
+                sent, tokens = sent + len(taken), 3 + sent // 9
+                reason = script.reason if sent == len(frames) and not request.gpu_frames else None
+                yield FrameChunk(taken, tokens, reason, pcm, marks if pcm and request.marks else (), readings, prompt)
+                marks = marks[:0] if pcm else marks
+            if request.gpu_frames:
+                yield FrameChunk(no_codes, 0, None, audio(len(frames)))
+                await asyncio.sleep(script.pace_s)
+                yield FrameChunk(no_codes, tokens, script.reason)
+            sent = 999
+        finally:
+            if sent < 999:
+                self.note(request, f"the talker's stream ends after frame {sent}")
+
+
+class Gate(DecodeGate):
+    """It tells of each task when its listener needs it."""
+
+    async def submit(self, task: DecodeTask) -> Decoded:
+        first, number, name, _ = task.codes[0]
+        late = f"due in {task.deadline_s - time.monotonic():.3f} s, stalled {task.stalled_s:.3f} s, load {self.load}"
+        POOL[0].notes[str(name)].append(f"    {'recalls' * task.state_only} {len(task.codes)} from {number}, {late}")
+        return await super().submit(task)
+
+
+POOL: list[Pool] = []
+COST_S = [0.0]  # of a frame
 
 
 class Response:
@@ -211,7 +249,9 @@ class Response:
 
 
 class Handle:
-    def __init__(self, pool: Pool, name: str, start: Callable[[str, Any], tuple[Callable[[], Any], SimpleNamespace, Any]]) -> None:
+    def __init__(
+        self, pool: Pool, name: str, start: Callable[[str, Any], tuple[Callable[[], Any], SimpleNamespace, Any]]
+    ) -> None:
         self.deployment_name, self._pool, self._start = name, pool, start
 
     def options(self, *, method_name: str, stream: bool = False) -> "Handle":
@@ -234,13 +274,18 @@ def talkers(pool: Pool) -> Handle:
     def start(method: str, request: Any) -> Any:
         number = next(turns) % 2
         if method == "describe":
+
             async def describe() -> ModelInfo:
                 pool.record(f"{pool.clock.now_s - 1000:.3f} a talker is described")
                 return INFO
 
             return describe, replicas[number], (10**6, None)
         beat = FrameChunk(np.zeros((0, GROUPS), np.int16), 0)
-        return lambda: shells[number].with_heartbeats(pool.generate(request), beat, "from-engine"), replicas[number], (10**6, None)
+        return (
+            lambda: shells[number].with_heartbeats(pool.generate(request), beat, "from-engine"),
+            replicas[number],
+            (10**6, None),
+        )
 
     return Handle(pool, "Talker", start)
 
@@ -249,7 +294,14 @@ def codecs(pool: Pool, config: CodecConfig, placements: dict[str, CodecPlacement
     """Two codec replicas in turn, with what Serve would say of them in its place."""
     models: dict[str, Any] = {name: talkers(pool) for name in placements or [""]}
     for number in (1, 2):
-        this = SimpleNamespace(name=f"Codec#{number}", _shutting_down=False, _deployment_config=SimpleNamespace(max_ongoing_requests=256), deployment="Codec", replica_tag=str(number), app_name="talkray")
+        this = SimpleNamespace(
+            name=f"Codec#{number}",
+            _shutting_down=False,
+            _deployment_config=SimpleNamespace(max_ongoing_requests=256),
+            deployment="Codec",
+            replica_tag=str(number),
+            app_name="talkray",
+        )
         THIS.set(this)
         pool.codecs.append((this, CodecReplica("model", config, models, placements, 0.25)))
         THIS.set(None)
@@ -275,7 +327,9 @@ def told(chunk: PcmChunk) -> str:
         parts.append("trail " + " ".join(f"{stage} {ns / 1e9 - 10000:.3f}" for stage, ns in chunk.trail))
     if chunk.readings:
         parts.append(f"readings {' '.join(f'{each.first}:{each.chars[0]}' for each in chunk.readings)}")
-    parts += ["clone prompt"] * (chunk.clone_prompt is not None) + [str(chunk.finish_reason)] * bool(chunk.finish_reason)
+    parts += ["clone prompt"] * (chunk.clone_prompt is not None) + [str(chunk.finish_reason)] * bool(
+        chunk.finish_reason
+    )
     return ", ".join(parts)
 
 
@@ -289,12 +343,37 @@ def drawn_script(draw: random.Random) -> Script:
     script = Script(codes or [9], reason, draw.choice([0.011, 0.05, 0.13]), draw.choice([1, 1, 4]))
     script.has_readings = draw.random() < 0.2
     for kept, kinds in (
-        (script.failures, [TalkerLost("gone", 2), Moved("leaving"), TalkerLost("dead", 4), "end", "end", Overloaded("full", 2.5), 3.7, draw.choice([EngineError("out of range"), InvalidRequest("bad", "voice")])]),
-        (script.codec_failures, [ActorDiedError(), CodecLost("broken", 5), 4.5, asyncio.CancelledError(), BackPressureError(3, 2), DeploymentUnavailableError(DeploymentID("Codec")), Moved("leaving")]),
+        (
+            script.failures,
+            [
+                TalkerLost("gone", 2),
+                Moved("leaving"),
+                TalkerLost("dead", 4),
+                "end",
+                "end",
+                Overloaded("full", 2.5),
+                3.7,
+                draw.choice([EngineError("out of range"), InvalidRequest("bad", "voice")]),
+            ],
+        ),
+        (
+            script.codec_failures,
+            [
+                ActorDiedError(),
+                CodecLost("broken", 5),
+                4.5,
+                asyncio.CancelledError(),
+                BackPressureError(3, 2),
+                DeploymentUnavailableError(DeploymentID("Codec")),
+                Moved("leaving"),
+            ],
+        ),
     ):
         for _ in range(draw.choice([0, 0, 0, 1, 2, 4])):
             failure = draw.choice(kinds)  # type: ignore[arg-type]
-            kept.append((draw.choice([-1, 0, 2, 9]) if kept is script.codec_failures else draw.choice([0, 1, 3, 8]), failure))
+            kept.append(
+                (draw.choice([-1, 0, 2, 9]) if kept is script.codec_failures else draw.choice([0, 1, 3, 8]), failure)
+            )
     if any(after < 0 and isinstance(failure, float) for after, failure in script.codec_failures):
         script.codec_failures.clear()
     return script
@@ -309,7 +388,9 @@ def drawn_request(draw: random.Random, name: str, models: Sequence[str]) -> Synt
     if draw.random() < 0.5:
         changes["marks"] = (("ingress", time.time_ns()),)
     if draw.random() < 0.3:
-        changes["reference"] = Reference(np.full(draw.choice([900, 1300]), 0.5, np.float32), "Said.", x_vector_only=draw.random() < 0.3)
+        changes["reference"] = Reference(
+            np.full(draw.choice([900, 1300]), 0.5, np.float32), "Said.", x_vector_only=draw.random() < 0.3
+        )
     return SynthesisRequest(name, "Hello.", **changes)
 
 
@@ -329,7 +410,13 @@ async def listen(pool: Pool, request: SynthesisRequest, stream: Any, *, patience
                     await asyncio.sleep(pause_s)
         note(request, "over")
     except Exception as error:
-        note(request, f"failed: {type(error).__name__}: {error}" + "".join(f", {name} {getattr(error, name):.3g}" for name in ("beside", "retry_after_s") if hasattr(error, name)))
+        note(
+            request,
+            f"failed: {type(error).__name__}: {error}"
+            + "".join(
+                f", {name} {getattr(error, name):.3g}" for name in ("beside", "retry_after_s") if hasattr(error, name)
+            ),
+        )
 
 
 async def scenario(pool: Pool, config: CodecConfig, placements: dict[str, CodecPlacement], streams: int) -> None:
@@ -341,17 +428,30 @@ async def scenario(pool: Pool, config: CodecConfig, placements: dict[str, CodecP
     THIS.set(None)
     readers = []
     for number in range(streams):
-        await asyncio.sleep(draw.choice([0.0, 0.02, 0.07, 0.6]))
+        await asyncio.sleep(draw.choice([0.0, 0.02, 0.07, 0.05 if config.placement == "pool" else 0.6]))
         request = drawn_request(draw, str(number), [*placements] or [""])
         pool.scripts[request.request_id] = script = drawn_script(draw)
-        flags = [name for name in ("background", "leading_silence", "ignore_eos", "continues", "reference") if getattr(request, name)]
-        pool.notes[request.request_id] = [f"stream {number}: {len(script.codes)} frames, {script.reason}, {script.pace_s} s each, {script.size} at once; {' '.join([*flags, request.client, request.model])}"]
+        flags = [
+            name
+            for name in ("background", "leading_silence", "ignore_eos", "continues", "reference")
+            if getattr(request, name)
+        ]
+        pool.notes[request.request_id] = [
+            f"stream {number}: {len(script.codes)} frames, {script.reason}, {script.pace_s} s each, {script.size} at once; {' '.join([*flags, request.client, request.model])}"
+        ]
         pool.notes[request.request_id] += [f"  fails {shown(each)}" for each in script.failures + script.codec_failures]
         if draw.random() < 0.15:
             script.codec_failures.clear()
-            stream: Any = TalkerAudio(request, lambda r: stream_from_replica(direct, "generate", r, lost=TalkerLost), INFO)  # type: ignore[arg-type]
+            stream: Any = TalkerAudio(
+                request, lambda r: stream_from_replica(direct, "generate", r, lost=TalkerLost), INFO
+            )  # type: ignore[arg-type]
         else:
-            stream = CodecAudio(request, lambda r: stream_from_replica(handle, "synthesize", r, lost=CodecLost), INFO, each_chunk=lambda chunk: None)  # type: ignore[arg-type]
+            stream = CodecAudio(
+                request,
+                lambda r: stream_from_replica(handle, "synthesize", r, lost=CodecLost),
+                INFO,
+                each_chunk=lambda chunk: None,
+            )  # type: ignore[arg-type]
         patience = (draw.choice([1, 2, 5, 99]), draw.choice([0.5, 9.0, 11.0, 25.0]), draw.random() < 0.2)
         readers.append(asyncio.create_task(listen(pool, request, stream, patience=patience)))
         if draw.random() < 0.1:
@@ -367,7 +467,11 @@ async def scenario(pool: Pool, config: CodecConfig, placements: dict[str, CodecP
     await asyncio.gather(*readers, return_exceptions=True)
     for this, replica in pool.codecs:
         THIS.set(this)
-        record(f"{pool.clock.now_s - 1000:.3f} {this.name} forgets", await replica.forget((b"unknown",)), **replica.record_autoscaling_stats())
+        record(
+            f"{pool.clock.now_s - 1000:.3f} {this.name} forgets",
+            await replica.forget((b"unknown",)),
+            **replica.record_autoscaling_stats(),
+        )
     await asyncio.sleep(5)
 
 
@@ -375,33 +479,53 @@ def as_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     """What each series gets, by name and tags."""
     series: dict[str, list[float]] = {}
     for instrument in metrics.INSTRUMENTS:
-        monkeypatch.setattr(instrument, "record", lambda value, name=instrument.name, **tags: series.setdefault(f"{name} {shown(tags)}", []).append(value))
+        monkeypatch.setattr(
+            instrument,
+            "record",
+            lambda value, name=instrument.name, **tags: series.setdefault(f"{name} {shown(tags)}", []).append(value),
+        )
     return series
 
 
-@pytest.mark.parametrize(("name", "config", "placements"), [
-    ("hybrid", {"workers": 2}, {}), ("models", {"workers": 5, "placement": "pool"}, {"small": "pool", "large": "hybrid"}),
+@pytest.mark.parametrize(("name", "cost_s", "config", "placements"), [
+    ("hybrid", 0.016, {"workers": 1}, {}), ("crowd", 0.004, {"workers": 1, "placement": "pool"}, {}),
+    ("models", 0.016, {"workers": 5, "placement": "pool"}, {"small": "pool", "large": "hybrid"}),
 ])  # fmt: skip
-def test_a_pool_of_codecs(monkeypatch: pytest.MonkeyPatch, name: str, config: dict[str, Any], placements: dict[str, CodecPlacement]) -> None:
-    record, draw, clock = Record(), random.Random(len(name)), virtual_clock(monkeypatch)
-    pool = Pool(record, clock, draw)
+def test_a_pool_of_codecs(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    cost_s: float,
+    config: dict[str, Any],
+    placements: dict[str, CodecPlacement],
+) -> None:
+    record, draw, clock = Record(), random.Random(name), virtual_clock(monkeypatch)
+    pool, COST_S[0] = Pool(record, clock, draw), cost_s
 
     def context() -> SimpleNamespace:
         if (this := THIS.get()) is None:
             raise RayServeException("not in a replica")
         return this
 
-    status = SimpleNamespace(applications={"talkray": SimpleNamespace(deployments={"Codec": SimpleNamespace(replica_states=pool.replica_states)})})
+    status = SimpleNamespace(
+        applications={
+            "talkray": SimpleNamespace(deployments={"Codec": SimpleNamespace(replica_states=pool.replica_states)})
+        }
+    )
     monkeypatch.setattr(serve, "get_replica_context", context)
     monkeypatch.setattr(serve, "status", lambda: status)
     monkeypatch.setattr(ray_private, "this_replica", THIS.get)
     monkeypatch.setattr(ray_private, "replica_name", lambda: THIS.get().name)  # type: ignore[union-attr]
-    monkeypatch.setattr(ray_private, "pools", lambda app: record("pools of", app) or {"Talker": ray_private.Pool(1, ())})
+    monkeypatch.setattr(
+        ray_private, "pools", lambda app: record("pools of", app) or {"Talker": ray_private.Pool(1, ())}
+    )
     monkeypatch.setattr(ray_metrics, "install", record.fake("install"))
     monkeypatch.setattr("deployments.serving.replica.freeze_loaded", record.fake("freeze_loaded"))
     monkeypatch.setattr(os, "_exit", record.fake("exit"))
     warm = WarmUpResult({1: 4, 2: 8, 3: 4, 4: 4, 8: 2, 12: 1}, 0.005)
-    monkeypatch.setattr(service, "load_codec", lambda model, config: Codec(Path(model), Decoder(record, draw), Encoder(), RATE, warm))  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        service, "load_codec", lambda model, config: Codec(Path(model), Decoder(record, draw), Encoder(), RATE, warm)
+    )  # type: ignore[arg-type]
+    monkeypatch.setattr(service, "DecodeGate", Gate)
     series = as_metrics(monkeypatch)
     with record.logs("deployments"):
         run_virtual(clock, scenario(pool, CodecConfig(**config), placements, 46))

@@ -270,7 +270,12 @@ class Scenario:
     def drawn_request(self) -> SynthesisRequest:
         draw = self.draw
         text = " ".join(draw.choices(WORDS, k=draw.randint(1, 9)))
-        script = Script(draw.choice([*range(1, 30), 99]), silent=draw.choice([0, 0, 0, 3]), reads=draw.choice([0.4, 0.7, 1.3, 4]), repeats=draw.choice([9, 9999]))
+        script = Script(
+            draw.choice([*range(1, 30), 99]),
+            silent=draw.choice([0, 0, 0, 3]),
+            reads=draw.choice([0.4, 0.7, 1.3, 4]),
+            repeats=draw.choice([9, 9999]),
+        )
         kind = draw.random()
         changes: dict[str, Any] = {"text": text, "gpu_frames": draw.choice([0, 0, 4, 9, ALL_FRAMES])}
         changes["sampling"] = Sampling(max_new_tokens=draw.choice([1, 2, 7, 23, None]))
@@ -363,7 +368,9 @@ def told_of(request: SynthesisRequest) -> str:
     facts += [name for name in ("background", "continues", "word_times", "ignore_eos") if getattr(request, name)]
     facts += ["live"] * (request.mailbox is not None)
     if request.resume is not None:
-        facts.append(f"after {len(request.resume.codes)} frames, {request.resume.samples} samples, {request.in_hand_s} s")
+        facts.append(
+            f"after {len(request.resume.codes)} frames, {request.resume.samples} samples, {request.in_hand_s} s"
+        )
     if request.reference is not None:
         facts.append(f"clone {request.reference.text!r}")
     if request.tail is not None:
