@@ -28,27 +28,32 @@ from tests.virtual_time import run_virtual, virtual_clock
 
 def test_limits_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     record, draw, now_s = Record(), random.Random(1), 50.0
-    rate, limit, running = Rate(), StreamLimit(least=2), 0
-    for _ in range(400):
-        now_s += draw.choice([0.01, 0.13, 0.4])
-        running = max(0, running + draw.choice([-1, 0, 1, 1]))
-        rate.count(now_s)
-        room = limit.has_room(running) if draw.random() < 0.5 else None
-        limit.count_chunk(late=draw.random() < (0.35 if 80 < now_s < 110 else 0.02), streams=running, now_s=now_s)
+    for lateness, least in (((0.02, 0.35, 0.02, 0.0), 2), ((0.5, 0.04, 0.0, 0.0), 1), ((0.0, 0.1, 0.12, 0.05), 3)):
+        rate, limit, running = Rate(), StreamLimit(least=least), 0
+        for step in range(240):
+            now_s += draw.choice([0.01, 0.13, 0.4])
+            if draw.random() < 0.45:
+                running -= running > 0
+                rate.count(now_s)
+            elif room := limit.has_room(running):
+                running += room
+            else:
+                record(f"{now_s:.2f} no room for {running + 1}")
+            limit.count_chunk(late=draw.random() < lateness[step // 60], streams=running, now_s=now_s)
+            rates = rate.per_second(now_s), rate.retry_after_s(running, now_s)
+            record(f"{now_s:.2f} {running} streams", limit.streams, *rates)
         record(
-            f"{now_s:.2f} {running} streams, room",
-            room,
-            limit.streams,
-            rate.per_second(now_s),
-            rate.retry_after_s(running, now_s),
+            "much later", rate.per_second(now_s + 19), rate.retry_after_s(3, now_s + 21), rate.per_second(now_s + 21)
         )
-    record("much later", rate.per_second(now_s + 19), rate.retry_after_s(3, now_s + 21), rate.per_second(now_s + 21))
     cache: RecordingCache[bytes] = RecordingCache(max_bytes=100, size=len)
-    for step in range(160):
+    for step in range(220):
         key = draw.choice([b"voice-of-ann-000", b"voice-of-bob-000", b"voice-of-eve-000"]) + draw.choice(
             [b"", b"1", b"2"]
         )
-        what, size = draw.choice(["get", "get", "put", "find", "forget", "lookups"]), draw.choice([20, 37, 60, 101])
+        what, size = (
+            draw.choice(["get", "get", "put", "find", "find", "forget", "lookups"]),
+            draw.choice([20, 20, 30, 50, 100, 101]),
+        )
         if what == "get":
             record(f"get {key!r}", len(cache.get(key, lambda size=size: bytes(size))))  # type: ignore[misc]
         elif what == "put":
@@ -58,9 +63,9 @@ def test_limits_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
             record(f"find {key!r}", len(cache.find(key) or b""))
         elif what == "lookups":
             record("lookups", cache.take_lookups())
-        elif draw.random() < 0.4 or step > 130:
+        elif draw.random() < 0.4 or step > 190:
             record(f"forget {key[:16]!r}", cache.forget((key[:16], b"nobody")))
-            cache = cache if step > 140 else RecordingCache(max_bytes=100 + step, size=len)
+            cache = cache if step > 200 else RecordingCache(max_bytes=100 + step // 20 * 10, size=len)
     record.check("limits")
 
 
@@ -94,9 +99,8 @@ def test_sounds_and_endings() -> None:
             if (onset := sound.feed(pcm)) is not None:
                 record(f"{number}: first sound at {onset:.4f} s")
             if reason is not None:
-                record(
-                    f"{number}: {tokens} tokens, {frames} frames: kept {len(kept)} frames, {len(speech)} of {len(pcm)} samples, {trimmed} trimmed, {reason}"
-                )
+                sizes = f"{len(kept)} frames, {len(speech)} of {len(pcm)} samples, {trimmed} trimmed"
+                record(f"{number}: {tokens} tokens, {frames} frames: kept {sizes}, {reason}")
     record("runaway", [runaway_frames(tokens, 0.08) for tokens in (0, 1, 6, 7, 40, 1000)])
     record.check("endings")
 
@@ -311,7 +315,7 @@ def test_metrics_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
     def instrument(kind: str, method: str) -> type:
-        def __init__(self: Any, name: str, description: str, *more: Any) -> None:
+        def created(self: Any, name: str, description: str, *more: Any) -> None:
             self.name = name
             record(f"{kind} {name}: {description}", *more)
 
@@ -320,7 +324,7 @@ def test_metrics_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise ValueError("a counter cannot fall")
             record(f"  {kind} {self.name}", value, OrderedDict(tags or {}))
 
-        return type(kind, (), {"__init__": __init__, method: passed, "_record": passed})
+        return type(kind, (), {"__init__": created, method: passed, "_record": passed})
 
     monkeypatch.setattr(ray_metrics.ray, "Histogram", instrument("histogram", "observe"))
     monkeypatch.setattr(ray_metrics.ray, "Counter", instrument("counter", "inc"))

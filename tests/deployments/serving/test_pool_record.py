@@ -4,10 +4,10 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +29,8 @@ from deployments.codec.pool import service
 from deployments.codec.pool.codec import Codec
 from deployments.codec.pool.gate import DecodeGate
 from deployments.config import CodecConfig, CodecPlacement
-from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
+from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, TalkerLost
 from deployments.protocol import (
-    ALL_FRAMES,
     ClonePrompt,
     Codes,
     FinishReason,
@@ -204,7 +203,7 @@ class Gate(DecodeGate):
     """It tells of each task when its listener needs it."""
 
     async def submit(self, task: DecodeTask) -> Decoded:
-        first, number, name, _ = task.codes[0]
+        _, number, name, _ = task.codes[0]
         late = f"due in {task.deadline_s - time.monotonic():.3f} s, stalled {task.stalled_s:.3f} s, load {self.load}"
         POOL[0].notes[str(name)].append(f"    {'recalls' * task.state_only} {len(task.codes)} from {number}, {late}")
         return await super().submit(task)
@@ -431,14 +430,10 @@ async def scenario(pool: Pool, config: CodecConfig, placements: dict[str, CodecP
         await asyncio.sleep(draw.choice([0.0, 0.02, 0.07, 0.05 if config.placement == "pool" else 0.6]))
         request = drawn_request(draw, str(number), [*placements] or [""])
         pool.scripts[request.request_id] = script = drawn_script(draw)
-        flags = [
-            name
-            for name in ("background", "leading_silence", "ignore_eos", "continues", "reference")
-            if getattr(request, name)
-        ]
-        pool.notes[request.request_id] = [
-            f"stream {number}: {len(script.codes)} frames, {script.reason}, {script.pace_s} s each, {script.size} at once; {' '.join([*flags, request.client, request.model])}"
-        ]
+        names = "background", "leading_silence", "ignore_eos", "continues", "reference"
+        flags = " ".join([*(name for name in names if getattr(request, name)), request.client, request.model])
+        frames = f"{len(script.codes)} frames, {script.reason}, {script.pace_s} s each, {script.size} at once"
+        pool.notes[request.request_id] = [f"stream {number}: {frames}; {flags}"]
         pool.notes[request.request_id] += [f"  fails {shown(each)}" for each in script.failures + script.codec_failures]
         if draw.random() < 0.15:
             script.codec_failures.clear()

@@ -10,8 +10,20 @@ import numpy as np
 import pytest
 
 from deployments.errors import EngineError, TalkrayError
-from deployments.protocol import ALL_FRAMES, ClonePrompt, Codes, FrameChunk, Mailbox, Pcm, Progress, Reference, Sampling
-from deployments.protocol import SynthesisRequest, Tail
+from deployments.protocol import (
+    ALL_FRAMES,
+    ClonePrompt,
+    Codes,
+    FrameChunk,
+    Mailbox,
+    ModelKind,
+    Pcm,
+    Progress,
+    Reference,
+    Sampling,
+    SynthesisRequest,
+    Tail,
+)
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.input_processor import LengthLimits
@@ -26,7 +38,7 @@ from tests.records import Record
 from tests.virtual_time import virtual_clock
 
 FRAME_S, SAMPLES = 0.08, 8
-WORDS = "one two three four five six seven, eight nine ten. 囁き и ещё слово!".split()
+WORDS = ["one", "two", "three", "four", "five", "six", "seven,", "eight", "nine", "ten.", "囁き", "и", "ещё", "слово!"]
 
 
 @dataclass(slots=True)
@@ -216,7 +228,7 @@ def told(chunk: FrameChunk) -> str:
     if chunk.clone_prompt:
         parts.append(f"clone prompt {chunk.clone_prompt.codes is not None}")
     for reading in chunk.readings:
-        parts.append(f"from {reading.first} at chars {' '.join(f'{char:.1f}' for char in reading.chars)}")
+        parts += [f"from {reading.first} at chars", *(f"{char:.1f}" for char in reading.chars)]
     return ", ".join(parts) + (f", {chunk.finish_reason}" if chunk.finish_reason else "")
 
 
@@ -226,7 +238,7 @@ class Scenario:
         self.device, self.clock, self.draw = Device(clock, self.record), clock, random.Random(seed)
         prompts = PromptBuilder(model.prompts.tables, model.prompts.tokenizer, model.prompts.speaker_encoder)
         prompts.config = replace(prompts.config, codes=replace(prompts.config.codes, eos=EOS))
-        if sizes.pop("reads", False):
+        if model.info.kind is ModelKind.VOICE_DESIGN:
             prompts.config = replace(prompts.config, text=replace(prompts.config.text, alignment_head=(0, 0)))
         blocks = BlockManager(sizes.pop("blocks") + 1, 8)
         limits = LengthLimits(prompts.tokenizer, max_positions=blocks.capacity, frame_s=FRAME_S)
@@ -380,7 +392,7 @@ def told_of(request: SynthesisRequest) -> str:
 
 @pytest.mark.parametrize(("kind", "sizes"), [
     ("CustomVoice", {"blocks": 26, "slots": 8, "max_num_seqs": 4, "max_num_waiting": 3, "max_lead_s": 0.5}),
-    ("VoiceDesign", {"blocks": 160, "slots": 17, "max_num_seqs": 17, "max_num_waiting": 2, "max_lead_s": 0.5, "reads": True}),
+    ("VoiceDesign", {"blocks": 160, "slots": 17, "max_num_seqs": 17, "max_num_waiting": 2, "max_lead_s": 0.4}),
     ("Base", {"blocks": 90, "slots": 5, "max_num_seqs": 3, "max_num_waiting": 0, "max_lead_s": 8.0}),
 ])  # fmt: skip
 def test_an_engine_beside_a_gpu(

@@ -6,7 +6,6 @@ import random
 import socket
 import time
 from collections.abc import AsyncGenerator
-from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -45,9 +44,13 @@ def told(chunk: FrameChunk) -> str:
 class Process:
     """What `Popen` gives, and the engine behind it, which follows a script for each request."""
 
-    def __init__(self, record: Record, clock: Clock, draw: random.Random, command: list[str], descriptors: list[int]) -> None:
+    def __init__(
+        self, record: Record, clock: Clock, draw: random.Random, command: list[str], descriptors: list[int]
+    ) -> None:
         self.record, self.clock, self.draw, self.pid, self.code = record, clock, draw, 4321, None
-        record("start", command[3].replace(str(descriptors[0]), "N"), channel.EngineStart.model_validate_json(command[-1]))
+        record(
+            "start", command[3].replace(str(descriptors[0]), "N"), channel.EngineStart.model_validate_json(command[-1])
+        )
         self.socket = socket.socket(fileno=os.dup(descriptors[0]))
         for event in (channel.Loading("looking for tiny"), channel.Loading("networks: plain"), channel.Ready(INFO)):
             self.socket.sendall(channel.encode(event))
@@ -85,7 +88,9 @@ class Process:
     def handle(self, command: Any) -> None:
         if isinstance(command, channel.Submit):
             request = command.request
-            self.record(f"{self.clock.now_s - 1000:.3f} engine: submit {command.sequence_id} {request.text}", *request.marks)
+            self.record(
+                f"{self.clock.now_s - 1000:.3f} engine: submit {command.sequence_id} {request.text}", *request.marks
+            )
             self.speaking[command.sequence_id] = asyncio.create_task(self.speak(command.sequence_id, request))
             return
         self.record(f"{self.clock.now_s - 1000:.3f} engine:", command)
@@ -105,27 +110,48 @@ class Process:
         while True:
             await asyncio.sleep(draw.choice([0.02, 0.02, 0.7]))
             self.steps += 1
-            load = channel.EngineLoad(len(self.speaking), self.steps % 5, self.steps / 1000, Lookups(self.steps % 3, 1), Lookups(2, self.steps % 4), self.steps % 2, self.steps // 10)
+            load = channel.EngineLoad(
+                len(self.speaking),
+                self.steps % 5,
+                self.steps / 1000,
+                Lookups(self.steps % 3, 1),
+                Lookups(2, self.steps % 4),
+                self.steps % 2,
+                self.steps // 10,
+            )
             if made >= fails_at:
-                self.send(channel.RequestFailed(number, draw.choice([Overloaded("full", 3.5), InvalidRequest("bad", "voice"), EngineError("out of range")])))
+                self.send(
+                    channel.RequestFailed(
+                        number,
+                        draw.choice(
+                            [Overloaded("full", 3.5), InvalidRequest("bad", "voice"), EngineError("out of range")]
+                        ),
+                    )
+                )
                 return
             count = min(draw.choice([0, 1, 2, 4]), total - made)
             reason = FinishReason.STOP if made + count == total else None
-            chunk = FrameChunk(frames(made, count), 3, reason, bytes(count), (("codes", time.time_ns()),) if request.marks else ())
+            chunk = FrameChunk(
+                frames(made, count), 3, reason, bytes(count), (("codes", time.time_ns()),) if request.marks else ()
+            )
             made += count
             self.send(channel.Produced(((number, chunk), (number + 1000, chunk)), 0.01 * self.steps, load))
             if reason:
                 return
 
 
-async def replica_scenario(record: Record, clock: Clock, draw: random.Random, started: list[Process], keep_alive_s: float | None) -> None:
+async def replica_scenario(
+    record: Record, clock: Clock, draw: random.Random, started: list[Process], keep_alive_s: float | None
+) -> None:
     replica = TalkerReplica("tiny", TalkerConfig(keep_alive_s=keep_alive_s, device="cuda"), "name", makes_audio=True)
     process = started[-1]
     serving = asyncio.create_task(process.serve())
     notes: dict[int, list[str]] = {}
 
     async def listen(number: int, request: SynthesisRequest, leaves_at: int, waits_s: float) -> None:
-        notes[number] = [f"stream {number}: {request.text} background={request.background} live={request.mailbox is not None}"]
+        notes[number] = [
+            f"stream {number}: {request.text} background={request.background} live={request.mailbox is not None}"
+        ]
         try:
             async with aclosing(await replica.generate(request)) as chunks:
                 count = 0
@@ -144,8 +170,12 @@ async def replica_scenario(record: Record, clock: Clock, draw: random.Random, st
         await asyncio.sleep(draw.choice([0.0, 0.05, 0.4, 3.1]))
         mailed = Mailbox("host", number, "token") if draw.random() < 0.3 else None
         marks = (("ingress", time.time_ns()),) if draw.random() < 0.5 else ()
-        request = SynthesisRequest(f"r{number}", f"text {number}", mailbox=mailed, background=draw.random() < 0.25, marks=marks)
-        readers.append(asyncio.create_task(listen(number, request, draw.choice([2, 5, 99, 99]), draw.choice([0.0, 0.0, 0.3]))))
+        request = SynthesisRequest(
+            f"r{number}", f"text {number}", mailbox=mailed, background=draw.random() < 0.25, marks=marks
+        )
+        readers.append(
+            asyncio.create_task(listen(number, request, draw.choice([2, 5, 99, 99]), draw.choice([0.0, 0.0, 0.3])))
+        )
         if number % 4 == 3:
             await record.attempt_async("health", replica.check_health())
             record(f"{clock.now_s - 1000:.3f}", replica.record_autoscaling_stats(), await replica.describe() == INFO)
@@ -239,7 +269,9 @@ class Connection:
         for event in self.unpacker.feed(data):
             if isinstance(event, channel.Produced):
                 chunks = "; ".join(f"{number}: {told(chunk)}" for number, chunk in event.chunks)
-                self.record(f"  {self.clock.now_s - 1000:.4f} sent {event.step_s:.4f} s, {chunks or 'no chunks'}", event.load)
+                self.record(
+                    f"  {self.clock.now_s - 1000:.4f} sent {event.step_s:.4f} s, {chunks or 'no chunks'}", event.load
+                )
             else:
                 self.record(f"  {self.clock.now_s - 1000:.4f} sent", event)
 
@@ -250,13 +282,18 @@ class FakeEngine:
     def __init__(self, record: Record, clock: Clock) -> None:
         self.record, self.clock, self.running = record, clock, dict[int, list[Any]]()
         self.info, self.poll_timeout_s = INFO, 0.0
-        self.scheduler: Any = SimpleNamespace(waiting=[], kv_used_ratio=0.25, num_background=3, blocks=SimpleNamespace(capacity=5000), num_listeners=2)
+        self.scheduler: Any = SimpleNamespace(
+            waiting=[], kv_used_ratio=0.25, num_background=3, blocks=SimpleNamespace(capacity=5000), num_listeners=2
+        )
         lookups = iter(range(99))
         self.prompts: Any = SimpleNamespace(
-            speakers=SimpleNamespace(take_lookups=lambda: Lookups(next(lookups), 1)), references=SimpleNamespace(take_lookups=lambda: Lookups(2, 3)),
-            start_encoding=self.start_encoding, encoded=self.encoded, tokenizer=SimpleNamespace(encode_ahead=record.fake("encode ahead")),
+            speakers=SimpleNamespace(take_lookups=lambda: Lookups(next(lookups), 1)),
+            references=SimpleNamespace(take_lookups=lambda: Lookups(2, 3)), start_encoding=self.start_encoding,
+            encoded=self.encoded, tokenizer=SimpleNamespace(encode_ahead=record.fake("encode ahead")),
         )  # fmt: skip
-        self.input_processor: Any = SimpleNamespace(long_texts=lambda request: [request.text] if "long" in request.text else [])
+        self.input_processor: Any = SimpleNamespace(
+            long_texts=lambda request: [request.text] if "long" in request.text else []
+        )
         self.runner: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"), networks=SimpleNamespace(name="fused"))
         self.audio = SimpleNamespace(repaired=6)
         self.failures: list[tuple[int, Exception]] = []
@@ -281,7 +318,9 @@ class FakeEngine:
             raise Overloaded("full", 7.0)
 
     def add(self, number: int, request: SynthesisRequest) -> None:
-        self.record(f"  {self.clock.now_s - 1000:.4f} add {number} {request.text}", *(stage for stage, _ in request.marks))
+        self.record(
+            f"  {self.clock.now_s - 1000:.4f} add {number} {request.text}", *(stage for stage, _ in request.marks)
+        )
         self.check_room(request)
         if "broken" in request.text:
             raise ValueError("a mistake")
@@ -324,30 +363,58 @@ class FakeEngine:
 def test_an_engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
     record, draw, clock = Record(), random.Random(9), virtual_clock(monkeypatch)
     connection, engine = Connection(record, clock), FakeEngine(record, clock)
-    submitted = ["", "long", "full", "broken", "short", "dies", "marks", "marks long", "gpu", "marks gpu", "marks dies", ""]
+    submitted = [
+        "",
+        "long",
+        "full",
+        "broken",
+        "short",
+        "dies",
+        "marks",
+        "marks long",
+        "gpu",
+        "marks gpu",
+        "marks dies",
+        "",
+    ]
     now_s = clock.now_s + 0.1
     for number in range(40):
         text = draw.choice(submitted)
         reference = Reference(np.zeros(9, np.float32)) if draw.random() < 0.3 else None
         marks = (("ingress", 10_000_500_000_000),) if "marks" in text else ()
-        commands: list[channel.Command] = [channel.Submit(number, SynthesisRequest(f"r{number}", f"{number} {text}", reference=reference, marks=marks, gpu_frames=9 * ("gpu" in text)))]
-        commands += [channel.Append(number - draw.randint(0, 2), draw.choice(["more", "", "囁き"]), draw.random() < 0.3)] * (draw.random() < 0.5)
+        commands: list[channel.Command] = [
+            channel.Submit(
+                number,
+                SynthesisRequest(
+                    f"r{number}", f"{number} {text}", reference=reference, marks=marks, gpu_frames=9 * ("gpu" in text)
+                ),
+            )
+        ]
+        commands += [
+            channel.Append(number - draw.randint(0, 2), draw.choice(["more", "", "囁き"]), draw.random() < 0.3)
+        ] * (draw.random() < 0.5)
         commands += [channel.Abort(number - draw.randint(0, 3))] * (draw.random() < 0.3)
         commands += [channel.Forget((b"a", b"b"))] * (draw.random() < 0.1)
         data = b"".join(map(channel.encode, commands))
         cut = draw.choice([len(data), len(data) // 2, 3])
-        connection.arriving += [(now_s, data[:cut]), (now_s + draw.choice([0.0, 0.002, 0.3]), data[cut:])][: 1 + (cut < len(data))]
+        connection.arriving += [(now_s, data[:cut]), (now_s + draw.choice([0.0, 0.002, 0.3]), data[cut:])][
+            : 1 + (cut < len(data))
+        ]
         now_s = connection.arriving[-1][0] + draw.choice([0.0, 0.02, 0.05, 0.4])
     connection.arriving.append((now_s + 2, b""))
 
-    def select(reading: list[Any], writing: list[Any], failing: list[Any], timeout_s: float | None) -> tuple[Any, Any, Any]:
+    def select(
+        reading: list[Any], writing: list[Any], failing: list[Any], timeout_s: float | None
+    ) -> tuple[Any, Any, Any]:
         if writing and draw.random() < 0.3:
             connection.room = draw.choice([50, 10**9])
             return ([connection] if connection.is_readable() else []), writing, []
         if connection.is_readable():
             connection.room = draw.choice([0, 10**9, 10**9, 10**9])
             return reading, [], []
-        clock.now_s = min(clock.now_s + (9.0 if timeout_s is None else timeout_s), max(clock.now_s, connection.arriving[0][0]))
+        clock.now_s = min(
+            clock.now_s + (9.0 if timeout_s is None else timeout_s), max(clock.now_s, connection.arriving[0][0])
+        )
         return ([connection] if connection.is_readable() else []), [], []
 
     class Pool:
@@ -369,13 +436,16 @@ def test_an_engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engine_process.select, "select", select)
     monkeypatch.setattr(engine_process, "ThreadPoolExecutor", Pool)
-    monkeypatch.setattr(engine_process, "locate", lambda model, report: report("downloading") or Path("/models") / model)
+    monkeypatch.setattr(
+        engine_process, "locate", lambda model, report: report("downloading") or Path("/models") / model
+    )
     monkeypatch.setattr(engine_process, "load_engine", load)
     monkeypatch.setattr(engine_process, "freeze_loaded", record.fake("freeze"))
     start = channel.EngineStart(model="tiny", config=TalkerConfig(max_num_seqs=3), makes_audio=False)
     with record.logs("deployments"):
         record.attempt("run", lambda: engine_process.EngineProcess(connection).run(start))  # type: ignore[arg-type]
         for error in (NotReady("no"), OSError("no disk")):
+
             def fail(*_: object, error: Exception = error, **__: object) -> None:
                 raise error
 
@@ -403,7 +473,9 @@ def test_a_watchdog(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
 
     monkeypatch.setattr(engine_process.threading, "Event", Event)
     monkeypatch.setattr(engine_process, "ThreadWork", lambda: SimpleNamespace(idle_s=lambda now_s: idle_s))
-    watchdog = engine_process.Watchdog(device, lambda: record(f"{clock.now_s - 1000:.2f} alive"), give_up=record.fake("give up"))
+    watchdog = engine_process.Watchdog(
+        device, lambda: record(f"{clock.now_s - 1000:.2f} alive"), give_up=record.fake("give up")
+    )
     open_steps: list[Any] = []
 
     def act() -> None:
@@ -415,7 +487,15 @@ def test_a_watchdog(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
             open_steps[-1].__enter__()
             record(f"{clock.now_s - 1000:.2f} a step within {len(open_steps) - 1} begins")
 
-    thread = type("Thread", (), {"__init__": lambda self, target, **options: setattr(self, "target", target) or record("thread", **options), "start": lambda self: self.target(), "join": record.fake("join")})
+    thread = type(
+        "Thread",
+        (),
+        {
+            "__init__": lambda self, target, **options: setattr(self, "target", target) or record("thread", **options),
+            "start": lambda self: self.target(),
+            "join": record.fake("join"),
+        },
+    )
     monkeypatch.setattr(engine_process.threading, "Thread", thread)
     with record.logs("deployments"), watchdog.running():
         record("running")

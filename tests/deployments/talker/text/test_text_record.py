@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from deployments.errors import TalkrayError
-from deployments.protocol import ClonePrompt, FinishReason, Mailbox, Progress, Reference, Sampling, SynthesisRequest, Tail
+from deployments.protocol import (
+    ClonePrompt,
+    FinishReason,
+    Mailbox,
+    Progress,
+    Reference,
+    Sampling,
+    SynthesisRequest,
+    Tail,
+)
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.input_processor import InputProcessor, LengthLimits
 from deployments.talker.state.batch_state import BatchOptions, Breadth, DrawingOptions
@@ -19,13 +28,34 @@ from deployments.talker.text.tokenizer import IncrementalTokenizer
 from tests.deployments.talker.driving import Recordings
 from tests.records import Record
 
-PIECES = ["Hello ", "don't", "  ", "\n\n", "12", "e\u0301", "囁き", "🙂", "...", "?!", " — ", "слово ", "<|im_end|>", "'s ", "a", "\u0301"]
+PIECES = [
+    "Hello ",
+    "don't",
+    "  ",
+    "\n\n",
+    "12",
+    "e\u0301",
+    "囁き",
+    "🙂",
+    "...",
+    "?!",
+    " — ",
+    "слово ",
+    "<|im_end|>",
+    "'s ",
+    "a",
+    "\u0301",
+]
 
 
 def told(prompt: Prompt) -> str:
     dense = None if prompt.dense is None else len(prompt.dense)
-    lists = " | ".join(" ".join(map(str, each.tolist())) for each in (prompt.text_ids, prompt.codec_ids, prompt.trailing))
-    return f"{prompt.num_text_tokens} tokens from {prompt.text_start}, dense {dense}, all {prompt.has_all_text}: {lists}"
+    lists = " | ".join(
+        " ".join(map(str, each.tolist())) for each in (prompt.text_ids, prompt.codec_ids, prompt.trailing)
+    )
+    return (
+        f"{prompt.num_text_tokens} tokens from {prompt.text_start}, dense {dense}, all {prompt.has_all_text}: {lists}"
+    )
 
 
 def drawn(draw: random.Random, kind: str, hidden: int) -> dict[str, Any]:
@@ -47,10 +77,17 @@ def drawn(draw: random.Random, kind: str, hidden: int) -> dict[str, Any]:
         prompt = ClonePrompt(np.ones(hidden, np.float32), draw.choice([codes, None]))
         samples = np.linspace(-0.5, 0.5, draw.choice([900, 12000]), dtype=np.float32)
         only = prompt.codes is None or draw.random() < 0.3
-        changes["reference"] = Reference(None if draw.random() < 0.5 else samples, draw.choice([None, "Said. "]), x_vector_only=only, key=draw.randbytes(1) + b"0123456789abcdef")
+        changes["reference"] = Reference(
+            None if draw.random() < 0.5 else samples,
+            draw.choice([None, "Said. "]),
+            x_vector_only=only,
+            key=draw.randbytes(1) + b"0123456789abcdef",
+        )
         if changes["reference"].audio is None:
             changes["reference"] = replace(changes["reference"], prompt=prompt)
-    changes["sampling"] = Sampling(max_new_tokens=draw.choice([None, 1, 30]), top_k=draw.choice([None, 0, 7]), do_sample=draw.choice([None, False]))
+    changes["sampling"] = Sampling(
+        max_new_tokens=draw.choice([None, 1, 30]), top_k=draw.choice([None, 0, 7]), do_sample=draw.choice([None, False])
+    )
     return changes
 
 
@@ -59,15 +96,35 @@ def test_prompts(engine_of: Callable[[str], Engine], kind: str) -> None:
     record, draw, engine = Record(), random.Random(kind), engine_of(kind)
     hidden = engine.model_config.talker.hidden_size
     for on_gpu in (False, True):
-        recordings: Any = Recordings(lambda reference: ClonePrompt(np.ones(hidden, np.float32), None if reference.x_vector_only else np.full((2, 16), 7, np.int16)))
-        builder = PromptBuilder(engine.prompts.tables, engine.prompts.tokenizer, engine.prompts.speaker_encoder, recordings if on_gpu else None, follows_instructions=draw.random() < 0.7)
+        recordings: Any = Recordings(
+            lambda reference: ClonePrompt(
+                np.ones(hidden, np.float32), None if reference.x_vector_only else np.full((2, 16), 7, np.int16)
+            )
+        )
+        builder = PromptBuilder(
+            engine.prompts.tables,
+            engine.prompts.tokenizer,
+            engine.prompts.speaker_encoder,
+            recordings if on_gpu else None,
+            follows_instructions=draw.random() < 0.7,
+        )
         limits = LengthLimits(builder.tokenizer, max_positions=170, frame_s=0.08)
         inputs = InputProcessor(engine.info, builder, limits)
         for number in range(36):
             changes = drawn(draw, kind, hidden)
             request = SynthesisRequest("r", word_times=draw.random() < 0.5, ignore_eos=draw.random() < 0.2, **changes)
-            facts = {name: value for name, value in changes.items() if name not in ("reference", "tail", "resume", "sampling")}
-            record(f"-- {number}", facts, request.reference and (request.reference.text, request.reference.x_vector_only, request.reference.prompt is not None), request.tail and request.tail.text)
+            facts = {
+                name: value
+                for name, value in changes.items()
+                if name not in ("reference", "tail", "resume", "sampling")
+            }
+            record(
+                f"-- {number}",
+                facts,
+                request.reference
+                and (request.reference.text, request.reference.x_vector_only, request.reference.prompt is not None),
+                request.tail and request.tail.text,
+            )
             record("texts", builder.texts(request), builder.least_tokens(request))
             try:
                 if (encoding := builder.start_encoding(request)) is not None and draw.random() < 0.7:
@@ -84,8 +141,17 @@ def test_prompts(engine_of: Callable[[str], Engine], kind: str) -> None:
                 inputs.build_sequence(1000 + number, live)
                 for place, part in enumerate(parts):
                     if (grown := inputs.append_text(1000 + number, part, is_last=place == 2)) is not None:
-                        record(f"  live {place}: {told(grown.prompt)}", grown.limit, grown.awaits_text, grown.progress.num_unspoken)
-                record("  is open", inputs.sequence(1000 + number) is not None, inputs.append_text(1000 + number, "more", is_last=True))
+                        record(
+                            f"  live {place}: {told(grown.prompt)}",
+                            grown.limit,
+                            grown.awaits_text,
+                            grown.progress.num_unspoken,
+                        )
+                record(
+                    "  is open",
+                    inputs.sequence(1000 + number) is not None,
+                    inputs.append_text(1000 + number, "more", is_last=True),
+                )
             except TalkrayError as error:
                 record("  live !", error)
             inputs.close(1000 + number)
@@ -95,9 +161,21 @@ def test_prompts(engine_of: Callable[[str], Engine], kind: str) -> None:
 
 def told_of(record: Record, sequence: Sequence) -> None:
     record(told(sequence.prompt))
-    record("  sequence", sequence.limit, sequence.sampling, sequence.num_positions, sequence.awaits_text, sequence.clone_prompt)
+    record(
+        "  sequence",
+        sequence.limit,
+        sequence.sampling,
+        sequence.num_positions,
+        sequence.awaits_text,
+        sequence.clone_prompt,
+    )
     options = [DrawingOptions.for_talker(sequence.sampling), DrawingOptions.for_predictor(sequence.sampling)]
-    record("  draws", Breadth.of(options), *options, BatchOptions.of(options, device="cpu").ints("top_k").flatten().tolist())  # type: ignore[arg-type]
+    record(
+        "  draws",
+        Breadth.of(options),
+        *options,
+        BatchOptions.of(options, device="cpu").ints("top_k").flatten().tolist(),
+    )  # type: ignore[arg-type]
 
 
 def test_tokens(engine_of: Callable[[str], Engine]) -> None:
@@ -105,7 +183,14 @@ def test_tokens(engine_of: Callable[[str], Engine]) -> None:
     for _ in range(120):
         text, gap = "".join(draw.choices(PIECES, k=draw.randint(0, 9))), draw.choice(["", " "])
         ids, places = tokenizer.encode_body(text, gap=gap)
-        record(f"{text!r} after {gap!r}", ids, places, tokenizer.settled(text), tokenizer.num_unspoken(ids), tokenizer.least_tokens(text * 200))
+        record(
+            f"{text!r} after {gap!r}",
+            ids,
+            places,
+            tokenizer.settled(text),
+            tokenizer.num_unspoken(ids),
+            tokenizer.least_tokens(text * 200),
+        )
         if draw.random() < 0.2:
             tokenizer.encode_ahead(gap + text.lstrip())
             assert (ids, places) == tokenizer.encode_body(text, gap=gap)
@@ -134,11 +219,20 @@ def test_speech_against_its_text(engine_of: Callable[[str], Engine], is_live: bo
         head, sampling = draw.choice([*of_head]), Sampling(max_new_tokens=draw.choice([20, 500]))
         inputs = of_head[head]
         text = "".join(draw.choices(PIECES, k=draw.choice([1, 6, 12]))) + "a."
-        asked = SynthesisRequest("r", text, voice="ryan", word_times=draw.random() < 0.7, ignore_eos=draw.random() < 0.1, sampling=sampling)
+        asked = SynthesisRequest(
+            "r", text, voice="ryan", word_times=draw.random() < 0.7, ignore_eos=draw.random() < 0.1, sampling=sampling
+        )
         inputs.build_sequence(0, replace(asked, text="", mailbox=Mailbox("h", 1, "t")) if is_live else asked)
-        sequence = inputs.append_text(0, text, is_last=draw.random() < 0.8) if is_live else inputs.build_sequence(0, asked)
+        sequence = (
+            inputs.append_text(0, text, is_last=draw.random() < 0.8) if is_live else inputs.build_sequence(0, asked)
+        )
         assert sequence is not None
-        pace, goes_back, place, ends = draw.choice([0.3, 1.0, 3.0]), draw.choice([0, 0, 14]), 0.0, draw.choice([0.02, 0.2, 0.0])
+        pace, goes_back, place, ends = (
+            draw.choice([0.3, 1.0, 3.0]),
+            draw.choice([0, 0, 14]),
+            0.0,
+            draw.choice([0.02, 0.2, 0.0]),
+        )
         record(f"-- {number} {text!r} head {head} {pace} a frame", sequence.limit, sequence.progress.num_unspoken)
         while sequence.finish_reason is None and sequence.num_frames < 150:
             if draw.random() < ends:
