@@ -20,6 +20,7 @@ from deployments.listener import Listener, ReaderTimeout
 from deployments.protocol import FinishReason, FrameChunk, Mailbox, PcmChunk, Reading, Reference, SynthesisRequest, Tail
 from deployments.recording_cache import RecordingCache
 from deployments.serving import mailbox, metrics, ray_metrics
+from deployments.serving.failover import Attempts
 from deployments.serving.reports import Start, start_key
 from deployments.speech_detection import EndingGuard, FirstSound, LeadingSilence, runaway_frames
 from tests.records import Record
@@ -67,6 +68,41 @@ def test_limits_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
             record(f"forget {key[:16]!r}", cache.forget((key[:16], b"nobody")))
             cache = cache if step > 200 else RecordingCache(max_bytes=100 + step // 20 * 10, size=len)
     record.check("limits")
+
+
+def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams whose replicas refuse, die, leave and go on, until they end or are given up."""
+    record, draw, clock = Record(), random.Random(7), virtual_clock(monkeypatch)
+    beat, no_codes = FrameChunk(np.zeros((0, 2), np.int16), 0), np.zeros((0, 2), np.int16)
+    frame, last = replace(beat, codes=np.zeros((1, 2), np.int16)), FrameChunk(no_codes, 0, FinishReason.STOP)
+    lost, kinds = (
+        errors.CodecLost("gone", 3),
+        (errors.TalkerLost("beyond", 2), errors.NotReady("no"), errors.Overloaded("full")),
+    )
+    for each in (metrics.FAILOVERS, metrics.FAILOVER_GAP):
+        monkeypatch.setattr(each, "record", record.fake(each.name))
+    with record.logs("deployments"):
+        for number in range(60):
+            goes_on, most = draw.choice([0.0, 0.3, 0.9]), draw.choice([12, 12, 1])
+            attempts = Attempts(errors.CodecLost, f"r{number}", most_losses=most)
+            record(f"-- {number} of {most} losses, goes on {goes_on}")
+            try:
+                while not attempts.has_ended:
+                    clock.now_s += draw.choice([0.01, 0.5, 4.0])
+                    for chunk in draw.choices(
+                        [beat, frame, last], [3, 8 * goes_on, goes_on / 3], k=draw.choice([0, 1, 2])
+                    ):
+                        attempts.record_progress(chunk)
+                        trail = tuple((name, ns / 1e9 - 10000) for name, ns in attempts.with_losses(chunk).trail)
+                        record(f"  {clock.now_s - 1000:.2f} {len(chunk.codes)} frames", attempts.has_ended, *trail)
+                    if draw.random() < 0.1:
+                        attempts.resume()
+                    error = draw.choice([lost, lost, lost, errors.Moved("leaving"), draw.choice(kinds)])
+                    delay_s = attempts.delay_after(error)
+                    record(f"  {clock.now_s - 1000:.2f} again after", error, delay_s)
+            except errors.TalkrayError as error:
+                record(f"  {clock.now_s - 1000:.2f} !", error, getattr(error, "beside", None))
+    record.check("attempts")
 
 
 def test_sounds_and_endings() -> None:

@@ -483,7 +483,7 @@ def as_metrics(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(("name", "cost_s", "config", "placements"), [
-    ("hybrid", 0.016, {"workers": 1}, {}), ("crowd", 0.004, {"workers": 1, "placement": "pool"}, {}),
+    ("hybrid", 0.016, {"workers": 1}, {}), ("crowd", 0.008, {"workers": 1, "placement": "pool"}, {}),
     ("models", 0.016, {"workers": 5, "placement": "pool"}, {"small": "pool", "large": "hybrid"}),
 ])  # fmt: skip
 def test_a_pool_of_codecs(
