@@ -523,7 +523,7 @@ def test_a_pool_of_codecs(
     monkeypatch.setattr(service, "DecodeGate", Gate)
     series = as_metrics(monkeypatch)
     with record.logs("deployments"):
-        run_virtual(clock, scenario(pool, CodecConfig(**config), placements, 46))
+        run_virtual(clock, scenario(pool, CodecConfig(**config), placements, 42))
     for notes in pool.notes.values():
         record.lines += notes
     for series_name, values in sorted(series.items()):
