@@ -112,7 +112,7 @@ def test_sounds_and_endings() -> None:
         guard = EndingGuard(240, 3000, position=draw.choice([0, 0, 0, 700]))
         silence, sound, frames = LeadingSilence(3000), FirstSound(3000), 0
         levels = [
-            [0] * draw.choice([0, 3, 30]),
+            [0] * draw.choice([0, 3, 30, 131]),
             [9000] * draw.choice([0, 2, 40]),
             draw.choice([[0] * 110, [150] * 130, [400, 420] * 60, [9000] * 90]),
         ]

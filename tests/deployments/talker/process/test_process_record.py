@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray import serve
 
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError, InvalidRequest, NotReady, Overloaded, TalkerLost
@@ -21,6 +22,7 @@ from deployments.gpu import asleep
 from deployments.protocol import FinishReason, FrameChunk, Mailbox, ModelInfo, ModelKind, Reference, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.serving import metrics, ray_metrics, ray_private
+from deployments.serving.reports import Start
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine.engine import StepOutput
 from deployments.talker.process import channel, engine_client, engine_process
@@ -200,8 +202,9 @@ async def replica_scenario(
     await serving
 
 
-@pytest.mark.parametrize("keep_alive_s", [None, 1.5])
-def test_a_talker_replica(monkeypatch: pytest.MonkeyPatch, keep_alive_s: float | None) -> None:
+@pytest.mark.parametrize(("keep_alive_s", "is_busy"), [(None, False), (1.5, True), (0.6, False)])
+def test_a_talker_replica(monkeypatch: pytest.MonkeyPatch, keep_alive_s: float | None, is_busy: bool) -> None:
+    """With 0.6 s, its GPU cannot be left the second time."""
     record, draw, clock = Record(), random.Random(8), virtual_clock(monkeypatch)
     started: list[Process] = []
 
@@ -216,7 +219,12 @@ def test_a_talker_replica(monkeypatch: pytest.MonkeyPatch, keep_alive_s: float |
         started.append(Process(record, clock, draw, command, pass_fds))
         return started[-1]
 
-    wakes = iter(range(99))
+    wakes, sleeps = iter(range(99)), iter(range(99))
+
+    def send_to_sleep(pid: int) -> None:
+        record(f"  {clock.now_s - 1000:.3f} send to sleep", pid)
+        if next(sleeps) == 1 and keep_alive_s == 0.6:
+            raise EngineError("an old driver")
 
     def wake(pid: int) -> None:
         record(f"  {clock.now_s - 1000:.3f} wake", pid)
@@ -225,11 +233,18 @@ def test_a_talker_replica(monkeypatch: pytest.MonkeyPatch, keep_alive_s: float |
 
     monkeypatch.setattr(engine_client.subprocess, "Popen", popen)
     monkeypatch.setattr(engine_client.mailbox, "read", read)
-    monkeypatch.setattr(engine_client, "any_runnable", lambda pid: clock.now_s < started[-1].clock.now_s - 1)
+    monkeypatch.setattr(engine_client, "any_runnable", lambda pid: is_busy)
     monkeypatch.setattr(ray_metrics, "install", record.fake("install"))
-    monkeypatch.setattr(asleep, "send_to_sleep", record.fake("send to sleep"))
+    monkeypatch.setattr(asleep, "send_to_sleep", send_to_sleep)
     monkeypatch.setattr(asleep, "wake", wake)
-    monkeypatch.setattr(ray_private, "this_replica", lambda: None)
+    context = SimpleNamespace(app_name="talkray", deployment="Talker", replica_tag="1")
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+    monkeypatch.setattr(ray_private, "this_replica", lambda: SimpleNamespace(_shutting_down=False))
+    monkeypatch.setattr(ray_private, "put_note", lambda key, note: record(f"  note {key}: {note.decode()}"))
+    last = Start(400.0, took_s=77.0).note() if is_busy else None
+    monkeypatch.setattr(ray_private, "get_note", record.fake("last note", lambda key: last))
+    monkeypatch.setattr("deployments.serving.replica.freeze_loaded", record.fake("freeze"))
+    monkeypatch.setattr(os, "_exit", record.fake("exit"))
     series: dict[str, list[float]] = {}
     for instrument in metrics.INSTRUMENTS:
         kept = lambda value, name=instrument.name, **tags: series.setdefault(f"{name} {shown(tags)}", []).append(value)  # noqa: E731
@@ -441,6 +456,7 @@ def test_an_engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(engine_process, "load_engine", load)
     monkeypatch.setattr(engine_process, "freeze_loaded", record.fake("freeze"))
+    monkeypatch.setattr(engine_process, "_MOST_UNSENT_BYTES", 1000)  # a replica that reads nothing for a while
     start = channel.EngineStart(model="tiny", config=TalkerConfig(max_num_seqs=3), makes_audio=False)
     with record.logs("deployments"):
         record.attempt("run", lambda: engine_process.EngineProcess(connection).run(start))  # type: ignore[arg-type]
