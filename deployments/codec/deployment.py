@@ -66,14 +66,8 @@ class CodecReplica:
             decoding = self._service.decode_batch(tasks)
             return await self._load.measure_call(decoding, tasks, waiting=self._service.gate.num_waiting)
 
-        async def decode_one(task: "DecodeTask") -> "Decoded":
-            outcome: Decoded | Exception = await decode(task)
-            if isinstance(outcome, Exception):  # `serve.batch` returns it instead of raising it
-                raise outcome
-            return outcome
-
         self._talkers = talkers
-        self._service = CodecService(model, config, decode=decode_one, placements=placements)
+        self._service = CodecService(model, config, decode=decode, placements=placements)
         gate = self._service.gate
         self._load = CodecLoad(
             config.workers, frame_s=self._service.frame_s, max_late_s=max_late_s, worker_capacity=lambda: gate.capacity

@@ -47,3 +47,14 @@ def test_models_that_share_a_pool_are_placed_by_all_its_streams() -> None:
         assert streams.enter_context(other.admit(9.0)) == ALL_FRAMES
     with Placement("pool", beside=here).admit(9.0) as frames:
         assert frames == 0
+
+
+def test_jobs_are_made_where_no_worker_is_taken_from_others() -> None:
+    hybrid, inline = Placement("hybrid"), Placement("inline")
+    hybrid.talker_on_gpu = inline.talker_on_gpu = True
+    with hybrid.admit(2.0, background=True) as frames, hybrid.admit(2.0, background=True):
+        assert frames == 0
+        with hybrid.admit(2.0) as beside:
+            assert beside < ALL_FRAMES, "the pool is not full of them"
+    with inline.admit(2.0, background=True) as frames:
+        assert frames == ALL_FRAMES

@@ -116,24 +116,6 @@ def test_codes_are_equal_resumed(engine: Engine, alone: list[Spoken], place: flo
         assert rest.reason is spoken.reason
 
 
-def test_a_stream_of_which_only_the_end_was_lost_just_ends(engine: Engine, alone: list[Spoken]) -> None:
-    later = [resumed(request, spoken.codes) for request, spoken in zip(MIX, alone, strict=True)]
-    rests = speak_all(engine, later)
-    assert [len(rest.codes) for rest in rests] == [0] * len(MIX)
-    assert [rest.reason for rest in rests] == [spoken.reason for spoken in alone]
-
-
-def test_a_stream_that_just_ends_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
-    ended = next(number for number, spoken in enumerate(alone) if spoken.reason is FinishReason.STOP)
-    going = next(number for number in range(len(MIX)) if number != ended)
-    engine.add(1, MIX[going])
-    [(_, first)] = engine.step().chunks
-    engine.add(2, resumed(MIX[ended], alone[ended].codes))
-    rest = drain(engine)
-    assert len(rest[2].codes) == 0
-    assert np.array_equal(np.concatenate([first.codes, rest[1].codes]), alone[going].codes)
-
-
 def test_without_kernels_every_pass_on_cpu_has_the_same_size(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How torch's matrix product rounds may depend on its number of rows, so that must not depend on the batch."""
     monkeypatch.setattr("deployments.embedded_voice.cpu_networks.fits", lambda *_: False)

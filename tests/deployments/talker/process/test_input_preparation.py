@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.errors import Overloaded
 from deployments.protocol import ClonePrompt, Reference, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.talker.engine.engine import Engine
@@ -28,11 +27,13 @@ def engine(engine_of: Callable[[str], Engine]) -> Iterator[Engine]:
     vector = np.full(engine.prompts.tables.text.shape[1], 0.1, np.float32)
     recordings: Any = Recordings(lambda each: ClonePrompt(vector, None if each.x_vector_only else CODES))
     engine.prompts.recordings = recordings
+    caches = engine.prompts.speakers, engine.prompts.references
+    for cache in caches:
+        cache.take_lookups()
     yield engine
     engine.prompts.recordings = None
     engine.forget((IN_CONTEXT.reference.key[:16],))  # type: ignore[union-attr]
-    for cache in (engine.prompts.speakers, engine.prompts.references):
-        cache.take_lookups()
+    for cache in caches:
         cache._forgotten.clear()
 
 
@@ -74,14 +75,6 @@ def test_a_warm_up_is_no_lookup(engine: Engine) -> None:
 
 def test_an_engine_that_is_asked_directly_waits(engine: Engine) -> None:
     assert len(speak(engine, IN_CONTEXT).codes) == 9
-
-
-def refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> SynthesisRequest:
-    def full(*, background: bool) -> None:
-        raise Overloaded("full", retry_after_s=1)
-
-    monkeypatch.setattr(engine.scheduler, "check_room", full)
-    return IN_CONTEXT
 
 
 def too_short(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> SynthesisRequest:
