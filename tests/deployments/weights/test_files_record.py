@@ -204,6 +204,7 @@ def test_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     reset = ReadError("reset by peer.")
     cases: dict[str, dict[str, Any]] = {
         "whole": {}, "missing": {"names": whole[:3]}, "adapter": {"names": [store.ADAPTER]},
+        "adapter beside": {"names": [*whole, store.ADAPTER]},
         "another family": {"top": "other"},
         "resets": {"resets": [reset] * 4}, "too many resets": {"resets": [reset] * 5},
         "corrupt": {"wrong": ["vocab.json", "x"]},

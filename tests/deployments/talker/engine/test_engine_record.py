@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -335,10 +336,20 @@ class Scenario:
                 self.step()
         for number in [*self.live]:
             self.write(number, is_last=True)
-        while not engine.is_idle:
+        self.finish()
+        self.add(self.request(Script(9), text="", mailbox=Mailbox("h", 1, "t")))  # alone, and slow to write
+        for is_last in (False, False, True):
+            self.act(
+                "write", partial(engine.append_text, self.number - 1, "one two ", is_last=is_last), self.number - 1
+            )
+            self.step()
+            self.finish()
+
+    def finish(self) -> None:
+        while not self.engine.is_idle:
             self.clock.now_s += 0.01
             self.step()
-        engine.check_integrity()
+        self.engine.check_integrity()
 
     def write(self, number: int, *, is_last: bool | None = None) -> None:
         text = " ".join(self.draw.choices(WORDS, k=self.draw.randint(0, 6)))
@@ -401,5 +412,5 @@ def test_an_engine_beside_a_gpu(
     clock = virtual_clock(monkeypatch)
     scenario = Scenario(engine_of(kind), clock, len(kind), **sizes)
     with scenario.record.logs("deployments"):
-        scenario.walk(370)
+        scenario.walk(350)
     scenario.record.check(f"engine-{kind.lower()}")

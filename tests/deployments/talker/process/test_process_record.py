@@ -336,6 +336,7 @@ class FakeEngine:
         self.record(
             f"  {self.clock.now_s - 1000:.4f} add {number} {request.text}", *(stage for stage, _ in request.marks)
         )
+        self.clock.now_s += 0.002
         self.check_room(request)
         if "broken" in request.text:
             raise ValueError("a mistake")
@@ -447,6 +448,8 @@ def test_an_engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
         record("load", directory, config.max_num_seqs, makes_audio)
         with start_clock.phase("loading"):
             clock.now_s += 3.5
+            with start_clock.phase("within it"), start_clock.phase("further within"):
+                clock.now_s += 0.25
         return engine
 
     monkeypatch.setattr(engine_process.select, "select", select)
