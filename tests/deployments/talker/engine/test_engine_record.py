@@ -338,10 +338,9 @@ class Scenario:
             self.write(number, is_last=True)
         self.finish()
         self.add(self.request(Script(9), text="", mailbox=Mailbox("h", 1, "t")))  # alone, and slow to write
-        for is_last in (False, False, True):
-            self.act(
-                "write", partial(engine.append_text, self.number - 1, "one two ", is_last=is_last), self.number - 1
-            )
+        for text in ("a b", "c d", ""):
+            write = partial(engine.append_text, self.number - 1, text, is_last=not text)
+            self.act(f"write {text!r}", write, self.number - 1)
             self.step()
             self.finish()
 
