@@ -464,3 +464,24 @@ def test_no_decoder_is_loaded_while_nobody_wants_audio() -> None:
     assert audio.pop_pcm() == []
     assert not audio.finish(1)
     assert audio.is_idle
+
+
+def test_undecodable_streams_fail_alone(slots: FakeSlots, faked: AudioStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a call, or in the recall of its recording. Who has left is not told."""
+    error = EngineError("not finite")
+    for number in (0, 1):
+        faked.open(number, None, num_frames=ALL_FRAMES)
+    faked.add_frames([0, 1], frames_of(2))
+    slots.decode_calls[0].pcm[0] = error
+    assert land(slots, faked) == [1]
+    monkeypatch.setattr(slots, "recall", Mock(side_effect=error))
+    for number in (2, 3):
+        faked.open(number, None, num_frames=ALL_FRAMES, recording=random_codes(30))
+    faked.close(3)
+    assert (faked.has_audio, faked.is_idle, faked.is_pending(0)) == (True, False, True)
+    assert faked.take_failures() == [(0, error), (2, error)]
+    faked.add_frames([0, 1, 2], frames_of(3))
+    assert [faked.is_pending(number) for number in range(3)] == [False, True, False]
+    assert faked.take_failures() == []
+    assert not faked.has_audio
+    faked.check_integrity()
