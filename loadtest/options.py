@@ -92,6 +92,12 @@ def settings_from_options(
     interrupted: Annotated[
         float, typer.Option(min=0, max=1, help="Share of live turns that the client interrupts, chosen at random.")
     ] = 0.0,
+    recording_s: Annotated[
+        float, typer.Option(min=0, help="Seconds of noise that each request clones, for a Base model. 0: none.")
+    ] = 0.0,
+    recordings: Annotated[
+        int, typer.Option(min=0, help="Number of different recordings. 0: a new one for each request.")
+    ] = 0,
     speech_s: Annotated[
         float | None,
         typer.Option(
@@ -133,6 +139,8 @@ def settings_from_options(
         raise typer.BadParameter("--interrupted requires --transport live")
     if dialect != "talkray" and (transport is not Transport.HTTP or traffic is not Profile.ALIKE or speech_s):
         raise typer.BadParameter(f"--dialect {dialect} does not support --speech-s, --transport and --traffic")
+    if (recording_s or recordings) and (dialect != "talkray" or transport is not Transport.HTTP):
+        raise typer.BadParameter("--recording-s and --recordings require --dialect talkray and --transport http")
     if traffic is Profile.MIXED and (transport is not Transport.HTTP or texts is not Texts.MIXED):
         raise typer.BadParameter("--traffic mixed sets texts and transport itself. Remove --texts and --transport")
     return Settings(
@@ -147,6 +155,8 @@ def settings_from_options(
         warmup=warmup,
         words_per_s=words,
         interrupted=interrupted,
+        recording_s=recording_s,
+        recordings=recordings,
         timeout_s=timeout,
         limits=Limits(max_ttfb / 1000, max_stall / 1000, max_ttfa and max_ttfa / 1000),
         processes=processes,

@@ -1,5 +1,9 @@
 """Complete settings of one run. Equal settings produce equal requests at equal times."""
 
+import base64
+import io
+import random
+import wave
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -37,6 +41,19 @@ class Transport(StrEnum):
     LIVE = "live"  # Deepgram Flux: text streams in during playback
 
 
+_SAMPLE_RATE = 24_000  # of recordings to clone
+_TRANSCRIPT = "This recording has words, and they are these."
+
+
+def noise_url(duration_s: float, *, seed: int) -> str:
+    """Return a data URL of a WAV file that contains noise."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, _SAMPLE_RATE, 0, "NONE", ""))
+        out.writeframes(random.Random(seed).randbytes(2 * round(duration_s * _SAMPLE_RATE)))
+    return f"data:audio/wav;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Target, texts and schedule of the requests in one run."""
@@ -55,6 +72,8 @@ class Settings:
     warmup: int = 0  # requests before the run
     words_per_s: float = 30.0  # at which live text arrives
     interrupted: float = 0.0  # share of live turns that the client interrupts
+    recording_s: float = 0.0  # duration of the recording that each request clones; 0: use the voice
+    recordings: int = 0  # number of different recordings; 0: a new one for each request
     timeout_s: float = 120.0  # for a complete response
     limits: Limits = field(default_factory=Limits)
     replicas_url: str | None = None  # URL at which Serve or Talkray reports replica counts
@@ -91,6 +110,10 @@ class Settings:
         if request.frames is not None and self.form.has_lengths:
             exact = {"max_new_tokens": request.frames // segments + 1, "ignore_eos": True}
         body = {**self.form.body(request.text, self.options), **exact}
+        if self.recording_s:
+            number = request.index % self.recordings if self.recordings else request.index
+            recording = noise_url(self.recording_s, seed=1_000_000 * self.seed + number)
+            body |= {"ref_audio": recording, "ref_text": _TRANSCRIPT}
         return body | _OF_KIND.get(request.kind, {})
 
     def schedule(self) -> list[ScheduledRequest]:

@@ -48,6 +48,11 @@ class Card:
 QUERY = "name,compute_cap,driver_version,memory.total,memory.free"
 
 
+def count_gpus() -> int:
+    """Return the number of NVIDIA GPUs that the driver lists, without loading CUDA."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
 def half_precision(capability: Capability) -> Literal["bfloat16", "float16"]:
     """Return the number format for a talker's weights. Turing's tensor cores support only float16."""
     return "bfloat16" if capability >= AMPERE else "float16"

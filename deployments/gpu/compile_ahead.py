@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -205,7 +206,9 @@ def _try(kernel: Kernel) -> str | None:
 
 
 def compile_kernel(kernel: Kernel) -> None:
-    """Compile a kernel into the cache, unless it is already there."""
+    """Compile a kernel, and the C function that launches it, into the cache, unless they are already there."""
     function = getattr(importlib.import_module(kernel.module), kernel.function)
     source = ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
-    compile_source(source, target=GPUTarget(*kernel.target), options=kernel.options)
+    compiled = compile_source(source, target=GPUTarget(*kernel.target), options=kernel.options)
+    if torch.cuda.is_available():  # the C function needs the driver's library
+        triton.runtime.driver.active.launcher_cls(compiled.src, compiled.metadata)

@@ -19,7 +19,7 @@ from pathlib import Path
 from deployments.config import TalkerConfig
 from deployments.embedded_voice.checkpoint import EMBEDDED_BYTES, PACKED
 from deployments.errors import CheckpointError, StartError
-from deployments.gpu.card import QUERY, SMALL_BYTES, Card, remark, torch_cuda, unsupported_reason
+from deployments.gpu.card import QUERY, SMALL_BYTES, Card, count_gpus, remark, torch_cuda, unsupported_reason
 from deployments.weights.hub import ask_hub
 from deployments.weights.store import cache_directory, find, repository
 from serve_app.cli.say import KEY_VARIABLE
@@ -64,11 +64,6 @@ def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
     yield _servers_folder()
     yield _codec(address)
     yield _port(address)
-
-
-def count_gpus() -> int:
-    """Return the number of NVIDIA GPUs that the driver lists, without loading CUDA."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _own_packages() -> Finding:

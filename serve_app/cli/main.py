@@ -27,12 +27,13 @@ from rich.console import Console
 
 from deployments.embedded_voice.checkpoint import EMBEDDED, PACKED
 from deployments.errors import InvalidRequest, StartError, TalkrayError
+from deployments.gpu.card import count_gpus
 from deployments.weights.store import find, locate, resolve_auto
 from loadtest.command_app import CommandApp
 from serve_app.api.access.keys import read_keys
 from serve_app.api.request_record import Entry
 from serve_app.cli import ray_settings
-from serve_app.cli.doctor import count_gpus, examine, for_this_card, predict_memory
+from serve_app.cli.doctor import examine, for_this_card, predict_memory
 from serve_app.cli.key_commands import keys
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.say import (

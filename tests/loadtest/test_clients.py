@@ -1,7 +1,10 @@
 import asyncio
+import base64
+import io
 import struct
 
 import pytest
+import soundfile as sf
 
 from loadtest.arrivals import ScheduledRequest
 from loadtest.clients import error_message, retry_after
@@ -34,6 +37,15 @@ def test_a_length_is_asked_for_with_the_step_that_ends_it() -> None:
     exact = {"max_new_tokens": 72, "ignore_eos": True}
     assert settings.body(ScheduledRequest(0, 0.0, "Hi.", frames=71)).items() >= exact.items()
     assert not settings.body(ScheduledRequest(0, 0.0, "Hi.")).keys() & exact.keys()
+
+
+@pytest.mark.parametrize(("recordings", "distinct"), [(0, 4), (1, 1), (3, 3)])
+def test_requests_clone_recordings(recordings: int, distinct: int) -> None:
+    settings = Settings("http://server", recording_s=0.5, recordings=recordings)
+    bodies = [settings.body(ScheduledRequest(number, 0.0, "Hi.")) for number in range(4)]
+    audio, rate = sf.read(io.BytesIO(base64.b64decode(str(bodies[0]["ref_audio"]).partition(",")[2])))
+    assert (audio.shape, rate, len({body["ref_audio"] for body in bodies})) == ((12_000,), 24_000, distinct)
+    assert bodies[0]["ref_text"]
 
 
 @pytest.mark.parametrize("base_url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])

@@ -46,7 +46,12 @@ class PackedStack:
         """
         norm = stack.norm.weight.detach()
         cos, sin = rotations(config, positions, norm.device)
-        layers = [_pack(layer, cos, sin, config) for layer in stack.layers if isinstance(layer, DecoderLayer)]
+        layers = []
+        for layer in stack.layers:
+            assert isinstance(layer, DecoderLayer)
+            layers.append(_pack(layer, cos, sin, config))
+            # The packed matrices do not fit the freed ones well, and a small GPU has no room for the gaps.
+            torch.cuda.empty_cache()
         return cls(config, Heads(config.num_heads, config.num_kv_heads, config.head_dim), norm, layers)
 
 
@@ -169,7 +174,7 @@ def _pack(layer: DecoderLayer, cos: Tensor, sin: Tensor, config: TransformerConf
     norms = HeadNorms(attention.q_norm.weight.detach(), attention.k_norm.weight.detach(), cos, sin, config.rms_norm_eps)
     packed = PackedLayer(
         qkv=fold_norm(qkv, layer.input_layernorm.weight),
-        out=attention.o_proj.weight.detach(),
+        out=attention.o_proj.weight.clone(),  # where it was, it would keep the segment of freed matrices allocated
         gate_up=fold_norm(gate_up, layer.post_attention_layernorm.weight),
         down=mlp.down_proj.weight.detach(),
         norms=norms,
@@ -182,8 +187,8 @@ def _share(layer: DecoderLayer, packed: PackedLayer) -> None:
     """Make the PyTorch layer, which runs later passes of long prompts, read the packed matrices."""
     attention, mlp = layer.self_attn, layer.mlp
     sizes = [len(linear.weight) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    shared = [*packed.qkv.split_with_sizes(sizes), *packed.gate_up.chunk(2)]
-    linears = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
+    shared = [*packed.qkv.split_with_sizes(sizes), packed.out, *packed.gate_up.chunk(2)]
+    linears = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj)
     for linear, weight in zip(linears, shared, strict=True):
         linear.weight = torch.nn.Parameter(weight, requires_grad=False)
     for norm in (layer.input_layernorm, layer.post_attention_layernorm):

@@ -5,6 +5,7 @@ This module does not import torch, because the replica does not need it.
 
 import pickle
 import struct
+import sys
 from dataclasses import dataclass, field
 
 from deployments.config import Strict, TalkerConfig
@@ -12,6 +13,7 @@ from deployments.protocol import FrameChunk, ModelInfo, SynthesisRequest
 from deployments.recording_cache import Lookups
 
 _LENGTH = struct.Struct("<I")
+EARLY_ENGINE = "TALKRAY_EARLY_ENGINE"  # environment variable: path of the socket that offers an engine started early
 
 
 class EngineStart(Strict):
@@ -20,6 +22,12 @@ class EngineStart(Strict):
     model: str
     config: TalkerConfig
     makes_audio: bool  # False if all audio is decoded elsewhere
+
+
+def engine_command(start: EngineStart, descriptor: int) -> list[str]:
+    """Return the command of an engine process whose socket is `descriptor`."""
+    module = "deployments.talker.process.engine_process"
+    return [sys.executable, "-m", module, str(descriptor), start.model_dump_json()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
+import select
+import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -33,8 +35,60 @@ _WATCH_S = 0.25
 # Number of frames that a job segment sends together. Jobs have no listeners, and each chunk costs time on this event
 # loop. Chunks larger than 100 kB would go through Ray's object store, which takes longer.
 _BACKGROUND_FRAMES = 20
+_CHUNKS_PER_TURN = 4  # of the event loop, which reads its sockets between turns
 
 Item = FrameChunk | Exception
+
+
+class ClaimedProcess:
+    """An engine process that `talkray serve` started early, with the methods of `Popen` that are needed here."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        """`descriptor` is from `os.pidfd_open`, because the id may later belong to another process."""
+        self.pid, self._descriptor = pid, descriptor
+
+    def poll(self) -> int | None:
+        """Return None while the process is running, then -1, because only its parent learns the exit code."""
+        return -1 if select.select([self._descriptor], [], [], 0)[0] else None
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait until the process has ended. Raises TimeoutExpired."""
+        if timeout_s is not None and not select.select([self._descriptor], [], [], timeout_s)[0]:
+            raise subprocess.TimeoutExpired("engine", timeout_s)
+        select.select([self._descriptor], [], [])
+        return -1
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+def _start_engine(start: channel.EngineStart) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = channel.engine_command(start, theirs.fileno())
+        return ours, subprocess.Popen(command, pass_fds=[theirs.fileno()])
+
+
+def _claim_early_engine(start: channel.EngineStart) -> tuple[socket.socket, ClaimedProcess] | None:
+    """Return the engine that `talkray serve` started early, if it is the one wanted and no replica has claimed it."""
+    path = os.environ.get(channel.EARLY_ENGINE)
+    if path is None:
+        return None
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(path)
+        asking.sendall(f"{start.model_dump_json()}\n".encode())
+        pid, descriptors, _, _ = socket.recv_fds(asking, 32, 1)
+        if descriptors:
+            with contextlib.ExitStack() as failed:
+                engine = failed.enter_context(socket.socket(fileno=descriptors[0]))
+                process = ClaimedProcess(int(pid), os.pidfd_open(int(pid)))
+                failed.pop_all()
+                return engine, process
+    return None
 
 
 class EngineClient:
@@ -45,11 +99,9 @@ class EngineClient:
     ) -> None:
         """Start the process. `report` receives each stage. `makes_audio` is False if all audio is decoded elsewhere."""
         self._report = report
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "deployments.talker.process.engine_process", str(theirs.fileno())]
-            command.append(channel.EngineStart(model=model, config=config, makes_audio=makes_audio).model_dump_json())
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        start = channel.EngineStart(model=model, config=config, makes_audio=makes_audio)
+        self._process: subprocess.Popen[bytes] | ClaimedProcess
+        self._socket, self._process = _claim_early_engine(start) or _start_engine(start)
         self._unpacker = channel.Unpacker()
         self._streams: dict[int, asyncio.Queue[Item]] = {}
         self._forgetting: deque[asyncio.Future[int]] = deque()  # in the order of the engine's replies
@@ -226,7 +278,7 @@ class EngineClient:
                 while data := await reader.read(_RECEIVE_BYTES):
                     self._reported_s = time.monotonic()
                     for report in self._unpacker.feed(data):
-                        self._handle_event(report)
+                        await self._handle_event(report)
         finally:
             for queue in self._streams.values():
                 queue.put_nowait(self._lost())
@@ -235,7 +287,7 @@ class EngineClient:
                     forgotten.set_exception(self._lost())
             writer.close()  # while its event loop is still running
 
-    def _handle_event(self, report: channel.Command | channel.EngineEvent) -> None:
+    async def _handle_event(self, report: channel.Command | channel.EngineEvent) -> None:
         if isinstance(report, channel.Produced):
             before, self.load = self.load, report.load
             load = self.load
@@ -243,7 +295,11 @@ class EngineClient:
             metrics.record_recording_lookups("speaker", self.load.speakers)
             metrics.record_recording_lookups("codes", self.load.references)
             metrics.REPAIRS.record(self.load.repaired - before.repaired, pool="talker")
-            for sequence_id, chunk in report.chunks:
+            # The newest requests come first, because they wait for their first audio.
+            newest_first = sorted(report.chunks, key=lambda each: -each[0])
+            for number, (sequence_id, chunk) in enumerate(newest_first):
+                if number and number % _CHUNKS_PER_TURN == 0:
+                    await asyncio.sleep(0)
                 if sequence_id in self._streams:
                     self._streams[sequence_id].put_nowait(chunk)
         elif isinstance(report, channel.RequestFailed) and report.sequence_id in self._streams:

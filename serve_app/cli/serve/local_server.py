@@ -18,6 +18,7 @@ from typing import Any
 
 from deployments.errors import StartError
 from serve_app.cli import ray_settings
+from serve_app.cli.serve import early_engine
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.direct import open_direct
@@ -69,6 +70,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
         os.environ.setdefault(name, value)
     ray_settings.apply_local()
     os.environ["TALKRAY_HOST"] = address.in_url  # only HAProxy listens on this address
+    early_engine.begin(config, folder, report)
     import ray  # imported after the settings are set, because Ray reads them at import
 
     from deployments.serving import ray_private

@@ -14,10 +14,11 @@ import pytest
 
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.errors import StartError
+from deployments.gpu.card import count_gpus
 from deployments.talker.engine.fit import main as fit_main
 from deployments.weights.store import locate
 from serve_app.cli import doctor
-from serve_app.cli.doctor import Finding, count_gpus, examine, for_this_card, predict_memory
+from serve_app.cli.doctor import Finding, examine, for_this_card, predict_memory
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
@@ -175,7 +176,7 @@ def test_a_server_that_says_no_precision(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_container_may_have_only_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "Path", lambda place: Path(f"{tmp_path}{place}"))
+    monkeypatch.setattr("deployments.gpu.card.Path", lambda place: Path(f"{tmp_path}{place}"))
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()

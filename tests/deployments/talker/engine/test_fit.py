@@ -95,7 +95,7 @@ def test_all_that_a_gpu_loads_is_counted(shaped: Callable[[str], Path]) -> None:
     rows = 2 * ONE_GPU.max_num_seqs
     decoding = slots.gpu_bytes(codec, num_weights=weights, num_slots=rows, within_reach=memory[0] - CONTEXT_BYTES)
     cloning = 4 * (ENCODER_FLOATS + SPEAKER_FLOATS) + rows // 4 * slots.state_bytes(codec) + (700 << 20)
-    assert predict(custom, ONE_GPU, *memory, makes_audio=False).loaded == 2 * floats + (256 << 20)
+    assert predict(custom, ONE_GPU, *memory, makes_audio=False).loaded == int(1.1 * 2 * floats)
     assert predict(custom, ONE_GPU, *memory).loaded == 2 * floats + decoding
     assert predict(base, ONE_GPU, *memory).loaded == 2 * floats + decoding + cloning
 
@@ -140,7 +140,7 @@ def test_settings_follow_a_small_gpu(
 
 @pytest.mark.parametrize(
     ("name", "free", "rows", "length"),
-    [("0.6B-CustomVoice", 3.87, 16, 4096), ("0.6B-CustomVoice", 3.6, 8, 2048), ("1.7B-CustomVoice", 5.8, 4, 2048)],
+    [("0.6B-CustomVoice", 3.87, 16, 4096), ("0.6B-CustomVoice", 3.5, 8, 2048), ("1.7B-CustomVoice", 5.8, 4, 2048)],
 )
 def test_cpus_make_the_audio_where_the_codec_does_not_fit(
     name: str, free: float, rows: int, length: int, shaped: Callable[[str], Path], capsys: pytest.CaptureFixture[str]

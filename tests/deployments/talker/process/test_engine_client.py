@@ -220,6 +220,19 @@ async def test_reading_ends_with_a_stream(client: EngineClient, monkeypatch: pyt
         await closed.wait()
 
 
+async def test_the_newest_streams_get_their_chunks_first_and_the_others_in_later_turns() -> None:
+    client, chunk = EngineClient.__new__(EngineClient), FrameChunk(np.zeros((1, 16), np.int16), 3)
+    client.load, client._streams = channel.EngineLoad(), {number: asyncio.Queue() for number in range(10)}
+    got = list[list[int]]()
+    handling = asyncio.create_task(
+        client._handle_event(channel.Produced(tuple((n, chunk) for n in range(10)), 0.0, client.load))
+    )
+    while not handling.done():
+        await asyncio.sleep(0)
+        got.append([number for number, queue in client._streams.items() if not queue.empty()])
+    assert got[:3] == [[6, 7, 8, 9], [2, 3, 4, 5, 6, 7, 8, 9], list(range(10))]
+
+
 @pytest.fixture
 async def sleeper(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Calls]:
     """What was asked of the driver, which is played. The client leaves its GPU from `falls_asleep` on."""
