@@ -46,6 +46,8 @@ def told(chunk: FrameChunk) -> str:
 class Process:
     """What `Popen` gives, and the engine behind it, which follows a script for each request."""
 
+    events: tuple[Any, ...] = (channel.Loading("looking"), channel.Loading("networks: plain"), channel.Ready(INFO))
+
     def __init__(
         self, record: Record, clock: Clock, draw: random.Random, command: list[str], descriptors: list[int]
     ) -> None:
@@ -54,7 +56,7 @@ class Process:
             "start", command[3].replace(str(descriptors[0]), "N"), channel.EngineStart.model_validate_json(command[-1])
         )
         self.socket = socket.socket(fileno=os.dup(descriptors[0]))
-        for event in (channel.Loading("looking for tiny"), channel.Loading("networks: plain"), channel.Ready(INFO)):
+        for event in self.events:
             self.socket.sendall(channel.encode(event))
         self.is_silent, self.speaking, self.steps = False, dict[int, asyncio.Task[None]](), 0
 
@@ -251,6 +253,9 @@ def test_a_talker_replica(monkeypatch: pytest.MonkeyPatch, keep_alive_s: float |
         monkeypatch.setattr(instrument, "record", kept)
     with record.logs("deployments"):
         run_virtual(clock, replica_scenario(record, clock, draw, started, keep_alive_s))
+    monkeypatch.setattr(Process, "events", (channel.RequestFailed(None, NotReady("no room")),))
+    record.attempt("start", lambda: TalkerReplica("tiny", TalkerConfig(), "name", makes_audio=False))
+    started[-1].socket.close()
     for name, values in sorted(series.items()):
         record(f"{name}: {len(values)} values, {sum(values):.4f} in all", values[:3])
     record.check(f"talker-replica-{keep_alive_s}")
