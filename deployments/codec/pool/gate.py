@@ -52,10 +52,10 @@ class _Waiter:
             return
         if task.cancelled():
             self.decoded.cancel()
-        elif (error := task.exception()) is not None:
-            self.decoded.set_exception(error)
+        elif isinstance(outcome := task.exception() or task.result(), BaseException):  # `serve.batch` returns errors
+            self.decoded.set_exception(outcome)
         else:
-            self.decoded.set_result(task.result())
+            self.decoded.set_result(outcome)
 
 
 class DecodeGate:

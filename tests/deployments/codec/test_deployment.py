@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,15 +83,32 @@ async def test_starts_need_no_talkers(placement: Placement, error: Exception, mo
         await replica.check_health()
 
 
-@pytest.mark.anyio
-async def test_workers_decode_at_once(tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself `@serve.batch` begins a batch when the one before has ended."""
+def make_replica(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, workers: int) -> CodecReplica:
     settings = SimpleNamespace(
         _deployment_config=SimpleNamespace(max_ongoing_requests=256), deployment="Codec", replica_tag="1"
     )
     monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
     monkeypatch.setattr(ray_private, "this_replica", lambda: None)
-    replica = CodecReplica(str(tiny_checkpoint("CustomVoice")), CodecConfig(workers=WORKERS), {"": None}, {}, 0.25)
+    return CodecReplica(str(checkpoint), CodecConfig(workers=workers), {"": None}, {}, 0.25)
+
+
+@pytest.mark.anyio
+async def test_an_outcome_that_is_an_error_is_raised(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`@serve.batch` returns what a batch has at a task's place, also an exception."""
+    replica = make_replica(checkpoint, monkeypatch, workers=1)
+
+    async def decode_batch(tasks: list[DecodeTask]) -> list[Exception]:
+        return [CodecLost("out of memory")]
+
+    replica._service.decode_batch = decode_batch  # type: ignore[method-assign, assignment]
+    with pytest.raises(CodecLost, match="out of memory"):
+        await replica._service.gate.submit(task(1.0, 1))
+
+
+@pytest.mark.anyio
+async def test_workers_decode_at_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself `@serve.batch` begins a batch when the one before has ended."""
+    replica = make_replica(checkpoint, monkeypatch, workers=WORKERS)
     held = Held(replica)
     replica._service.decode_batch = held.decode_batch  # type: ignore[method-assign]
     # Of different lengths, which are different calls; two of one length share theirs.

@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments.codec.plan import ChunkPlan, call_sizes, split_frames
+from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.ramps import MANY_WORKERS, chosen_ramp, fitted_ramp
 
 RAMP = (1, 2, 4, 8, 12)
@@ -70,71 +70,6 @@ def test_an_underrunning_talker_is_passed_on_frame_by_frame() -> None:
     assert set(simulate(1.5, num_frames=50).sizes) == {1}
 
 
-def test_the_first_chunk_waits_for_its_size() -> None:
-    plan = ChunkPlan((4, 12), frame_s=FRAME_S)
-    assert plan.next_size(3, ended=False, lead_s=0.0) == 0
-    assert plan.next_size(5, ended=False, lead_s=0.0) == 4
-
-
-def test_the_end_is_one_call_where_there_is_time() -> None:
-    plan = ChunkPlan((4, 12), frame_s=FRAME_S)
-    assert [plan.next_size(left, ended=True, lead_s=9.0) for left in (3, 2, 1)] == [4, 4, 1]
-    assert plan.next_size(30, ended=True, lead_s=9.0) == 12
-    assert plan.next_size(0, ended=True, lead_s=9.0) == 0
-    assert plan.next_size(9, ended=True, lead_s=0.1) == 4
-
-
-def test_a_low_lead_takes_what_is_there_within_the_ramp() -> None:
-    plan = ChunkPlan((1, 4), frame_s=FRAME_S, min_lead_s=0.25)
-    assert plan.next_size(1, ended=False, lead_s=0.0) == 1
-    assert plan.next_size(3, ended=False, lead_s=0.26) == 0
-    assert plan.next_size(0, ended=False, lead_s=0.25) == 0
-    assert plan.next_size(3, ended=False, lead_s=0.25) == 1
-    assert plan.next_size(9, ended=False, lead_s=-1.0) == 4
-
-
-def test_patience_ends_when_the_lead_gets_low() -> None:
-    plan = ChunkPlan((1, 4), frame_s=FRAME_S, min_lead_s=0.25)
-    assert plan.patience_s(0.0) is None
-    plan.next_size(1, ended=False, lead_s=0.0)
-    assert plan.patience_s(0.5) == pytest.approx(0.25)
-    assert plan.patience_s(0.1) == 0
-
-
-@pytest.mark.parametrize("frames", [0, 1, 11, 37, 588])
-def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
-    sizes = call_sizes((1, 2, 4, 8, 12, 12))
-    assert sizes == (12, 8, 4, 2, 1)
-    assert sum(split_frames(frames, sizes)) == frames
-    sizes = ChunkPlan(RAMP, frame_s=FRAME_S).recall_sizes(frames)
-    assert set(sizes) <= {1, 2, 4, 8, 12, 24, 48, 96, 192}
-    assert sum(sizes) == frames
-    assert sizes == sorted(sizes)  # the last reaches furthest
-
-
-@pytest.mark.parametrize(("frame_ms", "wait_ms", "expected"), [
-    (0, 0, (1, 1, 2, 4, 8, 12)),
-    (9, 0, (1, 1, 2, 4, 8, 12)),  # the second frame takes 45 ms of the 80 that the first one plays
-    (10, 0, (2, 2, 2, 4, 8, 12)), (5, 10, (1, 1, 2, 4, 8, 12)), (5, 20, (2, 2, 2, 4, 8, 12)),
-    (18, 0, (4, 4, 4, 4, 8, 12)),
-    (100, 0, (4, 4, 4, 4, 8, 12)),  # nothing keeps up: no longer silence for that
-])  # fmt: skip
-def test_first_chunks_play_while_the_next_is_made(frame_ms: float, wait_ms: float, expected: tuple[int, ...]) -> None:
-    for ramp, fitted in (((1, 1, 2, 4, 8, 12), expected), ((12,), (12,)), ((3, 12), (3, 12))):
-        assert fitted_ramp(ramp, frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == fitted
-
-
-@pytest.mark.parametrize(
-    ("in_hand", "sizes"), [(0.5, [1, 2, 4, 12, 12]), (0.75, [1, 1, 2, 4, 8]), (0.0, [1, 8, 12, 12, 12])]
-)
-def test_load_widens_chunks_as_far_as_the_lead_allows(in_hand: float, sizes: list[int]) -> None:
-    """A CPU makes the second chunk while a single frame plays, however much others wait for it; a GPU is quick."""
-    plan, lead_s = ChunkPlan((1, 1, 2, 4, 8, 12), frame_s=FRAME_S, in_hand=in_hand), 0.0
-    for size in sizes:
-        assert plan.next_size(50, ended=False, lead_s=lead_s, load=3) == size
-        lead_s += size * FRAME_S
-
-
 @pytest.mark.parametrize("late", range(1, 5))
 def test_where_streams_share_calls_none_pauses_while_another_replica_takes_over(late: int) -> None:
     """Chunks come 60 ms after each other, and one of them 0.18 s after the one before: its replica has died."""
@@ -144,19 +79,3 @@ def test_where_streams_share_calls_none_pauses_while_another_replica_takes_over(
         lead_s -= (0.18 if number == late else 0.06) if number else 0.0
         assert lead_s >= 0
         lead_s += frames * FRAME_S
-
-
-@pytest.mark.parametrize("load", [0, 2])
-@pytest.mark.parametrize("chunks", [0, 1, 3, 9])
-def test_what_is_not_ready_has_no_size(chunks: int, load: int) -> None:
-    plan = ChunkPlan(RAMP, frame_s=FRAME_S)
-    for _ in range(chunks):
-        plan.count()
-    outcomes = set()
-    for available in range(14):
-        for lead_s in (0.0, 0.2, 0.3, 3.0):
-            size = plan.size(available, ended=False, lead_s=lead_s, load=load)
-            is_ready = lead_s <= plan.lead_to_decode_s(available)
-            assert is_ready or not size
-            outcomes.add((is_ready, bool(size)))
-    assert outcomes >= {(False, False), (True, True)}

@@ -6,19 +6,15 @@ import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import numpy as np
 import pytest
 from grpc import RpcError
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve._private.common import DeploymentID
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.exceptions import DeploymentUnavailableError
 
-from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
+from deployments.errors import InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
 from deployments.limits import Rate
-from deployments.protocol import FinishReason, FrameChunk
-from deployments.serving.failover import with_failover
 from deployments.serving.handles import ItemReader, call_all_replicas, call_replica, from_ray_error, stream_from_replica
-from tests.deployments.serving.test_failover import Asking
 
 pytestmark = pytest.mark.anyio
 
@@ -92,45 +88,9 @@ def test_what_the_method_raised_comes_back_as_itself(cause: Exception) -> None:
     assert vars(translated) == vars(cause)
 
 
-@pytest.mark.parametrize("error", [RayActorError(), ActorDiedError(), ActorUnavailableError("busy", b"0" * 16)])
-@pytest.mark.parametrize("lost", [TalkerLost, CodecLost])
-def test_a_dead_replica_is_a_loss_of_its_kind(error: Exception, lost: type[TalkerLost] | type[CodecLost]) -> None:
-    translated = from_ray_error(error, lost, Rate())
-    assert type(translated) is lost
-    assert type(error).__name__ in str(translated)
-
-
-async def test_a_full_pool_says_when_to_ask_again_by_its_own_streams() -> None:
-    for _ in range(100):
-        await collect(stream_from_replica(Handle("a", name="Talker-fast"), "generate", "request", lost=TalkerLost))
-    after_s = []
-    for name in ("Talker-fast", "Talker-slow"):
-        full = Handle(BackPressureError(8, 8), name=name)
-        with pytest.raises(Overloaded) as refused:
-            await collect(stream_from_replica(full, "generate", "request", lost=TalkerLost))
-        after_s.append(refused.value.retry_after_s)
-    fast_s, slow_s = after_s
-    assert 0 < fast_s < slow_s
-
-
-def test_a_deployment_without_replicas_is_not_ready() -> None:
-    error = DeploymentUnavailableError(DeploymentID("Talker", "default"))
-    assert isinstance(from_ray_error(error, TalkerLost, Rate()), NotReady)
-
-
 def test_other_exceptions_stay_what_they_are() -> None:
     error = ValueError("ours")
     assert from_ray_error(error, TalkerLost, Rate()) is error
-
-
-async def test_an_error_comes_after_the_items_before_it() -> None:
-    handle = Handle("a", from_replica(InvalidRequest("too long", "input")))
-    async with aclosing(stream_from_replica(handle, "generate", "request", lost=TalkerLost)) as items:
-        assert await anext(items) == "a"
-        with pytest.raises(InvalidRequest, match="too long") as caught:
-            await anext(items)
-    assert type(caught.value) is InvalidRequest
-    assert handle.response.cancelled
 
 
 async def test_a_call_that_has_ended_holds_its_request_no_more() -> None:
@@ -143,38 +103,6 @@ async def test_a_call_that_has_ended_holds_its_request_no_more() -> None:
         assert held() is None
     finally:
         gc.enable()
-
-
-async def test_leaving_a_stream_cancels_the_call() -> None:
-    handle = Handle("a", "b")
-    async with aclosing(stream_from_replica(handle, "generate", "request", lost=TalkerLost)) as items:
-        assert await anext(items) == "a"
-        assert not handle.response.cancelled
-    assert handle.response.cancelled
-
-
-async def test_a_call_that_serve_cancels_is_a_move_and_not_a_cancelled_reader() -> None:
-    handle = Handle(1, asyncio.CancelledError())
-    with pytest.raises(Moved, match="cancelled"):
-        await collect(stream_from_replica(handle, "generate", "request", lost=TalkerLost))
-
-
-async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() -> None:
-    """A socket's contexts share one HTTP request: Serve cancels the calls of all of them when one is left."""
-    beat, frame, last = (
-        FrameChunk(np.zeros((frames, 2), np.int16), 0, reason)
-        for frames, reason in ((0, None), (1, None), (1, FinishReason.STOP))
-    )
-    burst = [Handle(beat, asyncio.CancelledError()) for _ in range(3)] + [Handle(frame, asyncio.CancelledError())]
-    handles = [*burst * 10, Handle(beat, last)]
-    calls = iter(handles)
-
-    def ask() -> AsyncGenerator[FrameChunk, None]:
-        return stream_from_replica(next(calls), "generate", "request", lost=TalkerLost)
-
-    heard = [chunk async for chunk in with_failover(Asking(ask))]
-    assert sum(len(chunk.codes) for chunk in heard) == 11
-    assert next(calls, None) is None
 
 
 async def test_a_call_is_cancelled_once_it_has_been_taken() -> None:
@@ -232,16 +160,6 @@ async def test_all_replicas_answer_or_it_is_not_ready() -> None:
             await call_all_replicas(Everybody(error), "forget", "voices")
 
 
-async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
-    handle = Handle("a", asyncio.Event())
-    async with aclosing(stream_from_replica(handle, "generate", "request", lost=TalkerLost)) as items:
-        assert await anext(items) == "a"
-        with pytest.raises(TalkerLost, match="silent for 0 s"):
-            await anext(items)
-    assert handle.response.cancelled
-
-
 async def test_what_came_while_this_process_could_not_run_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
     came = asyncio.Event()
@@ -254,22 +172,6 @@ async def test_what_came_while_this_process_could_not_run_is_read(monkeypatch: p
             await asyncio.sleep(0)
         came.set()
         assert await reading == "b"
-
-
-async def test_a_call_that_no_replica_takes_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serving.handles._ACCEPT_S", 0.05)
-    handle = Handle(asyncio.Event())
-    with pytest.raises(TalkerLost, match="silent for 0 s"):
-        await collect(stream_from_replica(handle, "generate", "request", lost=TalkerLost))
-    assert handle.response.cancelled
-
-
-async def test_the_time_a_reader_takes_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
-    async with aclosing(stream_from_replica(Handle("a", "b"), "generate", "request", lost=TalkerLost)) as items:
-        assert await anext(items) == "a"
-        await asyncio.sleep(0.1)
-        assert await anext(items) == "b"
 
 
 async def test_an_item_is_asked_for_when_its_reader_waits_for_it() -> None:
@@ -337,9 +239,3 @@ async def test_a_reader_that_leaves_ends_what_it_waits_for() -> None:
     assert not left.is_set()
     await items.aclose()
     assert left.is_set()
-
-
-async def test_a_stream_passes_its_items_on() -> None:
-    handle = Handle("a", "b")
-    assert await collect(stream_from_replica(handle, "generate", "request", lost=TalkerLost)) == ["a", "b"]
-    assert handle.calls == [("generate", True), ("request",)]

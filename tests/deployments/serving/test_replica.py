@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from deployments.errors import InvalidRequest, Moved, Overloaded, TalkerLost
+from deployments.errors import InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk
 from deployments.serving import ray_private
 from deployments.serving import replica as module
@@ -35,24 +35,6 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 
 def healthy() -> Replica:
     return Replica(TalkerLost, lambda: None)
-
-
-async def speak(replica: Replica) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            replica.check()
-            await asyncio.sleep(0.001)
-
-
-async def test_a_replica_hands_over_once_it_is_stopped_and_another_runs(serve: Serve) -> None:
-    replica = healthy()
-    for serve.replica._shutting_down, serve.others in ((False, True), (True, False)):
-        for _ in range(20):
-            replica.check()
-            await asyncio.sleep(0.001)
-    serve.others = True
-    with pytest.raises(Moved):
-        await speak(replica)
 
 
 @pytest.mark.parametrize(("application", "states", "others"), [
@@ -114,66 +96,6 @@ class Items:
             self.closed = True
 
 
-async def test_heartbeats_come_first_and_whenever_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serving.replica._HEARTBEAT_S", 0.01)
-    source = Items()
-    async with aclosing(healthy().with_heartbeats(source(), HEARTBEAT, "from-engine")) as items:
-        assert [await anext(items) for _ in range(3)] == [HEARTBEAT] * 3
-        source.queue.put_nowait(A)
-        source.queue.put_nowait(B)
-        assert [item async for item in until(B, items)] == [A, B]
-        assert await anext(items) == HEARTBEAT
-        source.queue.put_nowait(None)
-        assert [item async for item in items if item is not HEARTBEAT] == []
-    assert source.closed
-
-
-async def until(last: FrameChunk, items: AsyncGenerator[FrameChunk, None]) -> AsyncGenerator[FrameChunk, None]:
-    """Without the heartbeats, up to `last`."""
-    async for item in items:
-        if item is not HEARTBEAT:
-            yield item
-        if item is last:
-            return
-
-
-async def test_an_error_after_the_heartbeats_is_raised() -> None:
-    source = Items()
-    source.queue.put_nowait(A)
-    source.queue.put_nowait(InvalidRequest("no"))
-    with pytest.raises(InvalidRequest):
-        async for _ in healthy().with_heartbeats(source(), HEARTBEAT, "from-engine"):
-            pass
-    assert source.closed
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-async def test_a_stream_that_has_to_leave_is_told_so(monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
-    monkeypatch.setattr("deployments.serving.replica._HEARTBEAT_S", 0.01)
-    source, leaving = Items(), [at_once]
-
-    class Leaving(Replica):
-        def __init__(self) -> None:
-            super().__init__(TalkerLost, lambda: None)
-
-        def check(self) -> None:
-            if leaving[0]:
-                raise Moved("leaving")
-
-    seen: list[FrameChunk] = []
-
-    async def read() -> None:
-        async with aclosing(Leaving().with_heartbeats(source(), HEARTBEAT, "from-engine")) as items:
-            async for item in items:
-                seen.append(item)
-                leaving[0] = len(seen) == 3
-
-    with pytest.raises(Moved):
-        await read()
-    assert seen == ([] if at_once else [HEARTBEAT] * 3)
-    assert at_once or source.closed
-
-
 async def test_leaving_closes_what_waits() -> None:
     source = Items()
     async with aclosing(healthy().with_heartbeats(source(), HEARTBEAT, "from-engine")) as items:
@@ -183,25 +105,6 @@ async def test_leaving_closes_what_waits() -> None:
         waiting.cancel()
         await asyncio.wait((waiting,))
     assert source.closed
-
-
-async def test_marked_chunks_say_that_they_have_come_here() -> None:
-    source = Items()
-    source.queue.put_nowait(FrameChunk(NO_CODES, 1, marks=(("codes", 1),)))
-    async with aclosing(healthy().with_heartbeats(source(), HEARTBEAT, "from-engine")) as items:
-        heartbeat, chunk = [await anext(items) for _ in range(2)]
-    assert heartbeat is HEARTBEAT
-    assert [stage for stage, _ in chunk.marks] == ["codes", "from-engine"]
-
-
-async def test_the_first_chunk_names_the_replicas_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_private, "replica_name", lambda: "Codec#1")
-    source = Items()
-    for trail in ((("Talker#1", 1),), ()):
-        source.queue.put_nowait(FrameChunk(NO_CODES, 1, trail=trail))
-    async with aclosing(healthy().with_heartbeats(source(), HEARTBEAT, "codec")) as items:
-        trails = [[stage for stage, _ in (await anext(items)).trail] for _ in range(3)]
-    assert trails == [[], ["Talker#1", "Codec#1"], []]
 
 
 @pytest.mark.parametrize(

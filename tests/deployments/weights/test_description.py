@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.choice import speech_tokenizer_key
-from deployments.weights.description import OWN_FACTS, clones, describe, own_facts
+from deployments.weights.description import clones, describe
 from deployments.weights.store import locate
 
 CPU = TalkerConfig(device="cpu", max_num_seqs=1)
@@ -40,39 +39,10 @@ def test_the_embedded_voice_is_described_without_being_written() -> None:
     assert (on_gpu.word_times, on_gpu.talker_on_gpu) == (True, True)
 
 
-@pytest.mark.parametrize("max_model_len", [512, 1024, 2048, 4096])
-def test_the_longest_segment_has_room(tiny_checkpoint: Callable[[str], Path], max_model_len: int) -> None:
-    info = describe(str(tiny_checkpoint("CustomVoice")), TalkerConfig(max_model_len=max_model_len), on_gpu=True)
-    assert info is not None
-    text = ("It is a long way to the next village. " * 40)[: info.max_segment_chars]
-    speech_s, num_tokens = len(text) / 13, len(text) / 4  # slowly; English has about so many tokens
-    assert 11 + num_tokens + speech_s / info.frame_s < max_model_len
-    assert info.max_segment_chars >= min(1000, max_model_len / 2)
-
-
 def test_codes_follow_from_the_seed_on_a_cpu_and_on_a_gpu_that_is_told_to() -> None:
     plain, exact = TalkerConfig(kernels="plain"), TalkerConfig(deterministic=True)
     infos = [describe("embedded", each, on_gpu=on_gpu) for each in (CPU, plain, exact) for on_gpu in (False, True)]
     assert [info is not None and info.deterministic for info in infos] == [True, False, False, False, True, True]
-
-
-def test_a_checkpoint_that_is_elsewhere_is_not_described() -> None:
-    assert describe("/no/such/folder", CPU, on_gpu=False) is None
-    assert clones("Qwen/Qwen3-TTS-12Hz-1.7B-Base")
-    assert not clones("Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")
-
-
-def test_a_file_that_describes_nothing_is_named(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
-    directory = shutil.copytree(tiny_checkpoint("Base"), tmp_path / "broken")
-    (directory / "config.json").write_text('{"model_type": "qwen3_tts"}', encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"broken: its config.json files do not describe Qwen3-TTS"):
-        describe(str(directory), CPU, on_gpu=False)
-
-
-def test_facts_beside_a_checkpoint_replace_those_in_its_config(tmp_path: Path) -> None:
-    (tmp_path / OWN_FACTS).write_text('{"alignment_head": [1, 2]}', encoding="utf-8")
-    facts = own_facts(tmp_path, {"talkray": {"alignment_head": [0, 0], "note": 1}})
-    assert facts == {"alignment_head": [1, 2], "note": 1}
 
 
 def test_a_speech_tokenizer_is_known_by_its_files(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 import asyncio
-import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -8,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -186,29 +185,6 @@ async def test_streams_at_once_do_not_mix(custom_voice: CodecService, one_shot: 
         assert_same_audio(chunks, one_shot(codes))
 
 
-@pytest.mark.parametrize(("changes", "audible"), [
-    ({}, 6), ({"leading_silence": False}, 4), ({"background": True}, 6),
-    ({"leading_silence": False, "resume": 4}, 2),  # nothing is trimmed behind what was heard
-])  # fmt: skip
-async def test_a_quiet_start_is_trimmed(tiny_checkpoint: Checkpoints, changes: dict[str, Any], audible: int) -> None:
-    frame_samples, due_s = 1920, list[float]()
-
-    async def decode(task: DecodeTask) -> Decoded:
-        """Codes 0 are silent, the others loud."""
-        due_s.append(task.deadline_s - time.monotonic())
-        return Decoded((task.codes[:, 0] * 9000).repeat(frame_samples), task.state)
-
-    service = CodecService(str(tiny_checkpoint("CustomVoice")), CodecConfig(), decode=decode)
-    codes = np.array([0, 0, 1, 1, 0, 1], np.int16)[:, None].repeat(16, axis=1)
-    if "resume" in changes:
-        changes = {**changes, "resume": protocol.Progress(codes[:4], 4 * frame_samples, 60.0)}
-    pcm = joined_pcm(await collect(service.decode_stream(replace(REQUEST, **changes), Talker(codes).generate)))
-    assert len(pcm) // frame_samples == audible
-    assert (pcm[-4 * frame_samples :: frame_samples] != 0).tolist() == [True, True, False, True][-audible:]
-    assert all(math.isinf(each_s) is ("background" in changes) for each_s in due_s)
-    assert (min(due_s) > 30.0) is ("resume" in changes or "background" in changes), "by what the listener has in hand"
-
-
 async def test_a_clone_continues_it(
     base: CodecService, one_shot: OneShot, tiny_checkpoint: Checkpoints, fed: list[tuple[str, float, dict[str, str]]]
 ) -> None:
@@ -255,19 +231,6 @@ async def test_a_stored_voice_is_forgotten(base: CodecService) -> None:
     assert base.forget((key[:VOICE_BYTES],)) == 2
     assert await collect(base.decode_stream(samples, talker.generate))
     assert base.forget((key[:VOICE_BYTES],)) == 0
-
-
-async def test_the_prompt_of_a_recording_comes_back_with_the_first_audio(base: CodecService) -> None:
-    prompt = ClonePrompt(np.ones(4, np.float32))
-    samples = Reference(np.zeros(24000, np.float32), x_vector_only=True)
-
-    async def generate(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
-        yield FrameChunk(random_codes(4)[:3], 3, clone_prompt=prompt)
-        yield FrameChunk(random_codes(4)[3:6], 3, FinishReason.STOP)
-
-    chunks = await collect(base.decode_stream(replace(REQUEST, reference=samples), generate))
-    assert [chunk.clone_prompt for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
-    assert chunks[0].pcm
 
 
 async def test_a_clone_by_its_voice_begins_in_silence(base: CodecService, one_shot: OneShot) -> None:
@@ -341,14 +304,3 @@ def test_a_new_replica_knows_its_capacity(tiny_checkpoint: Checkpoints, monkeypa
     with ExitStack() as streams:
         asked = [streams.enter_context(service.placement.admit(service.gate.capacity)) for _ in range(12)]
     assert sum(frames < protocol.ALL_FRAMES for frames in asked) == 7
-
-
-async def test_each_repair_is_recorded_once(fed: list[tuple[str, float, dict[str, str]]]) -> None:
-    service = CodecService.__new__(CodecService)
-    decoder = SimpleNamespace(repaired=0)
-    service._codec, service._processes, service._repaired = SimpleNamespace(decoder=decoder), None, 0  # type: ignore[assignment]
-    service.workers = SimpleNamespace(run=lambda *_: asyncio.sleep(0, []))  # type: ignore[assignment]
-    service.gate = SimpleNamespace(note_gathered=lambda: None)  # type: ignore[assignment]
-    for decoder.repaired in (2, 2, 5):
-        await service.decode_batch([])
-    assert fed == [("codec_repairs_total", count, {"pool": "codec"}) for count in (2, 3)]

@@ -21,7 +21,7 @@ from deployments.recording_cache import VOICE_BYTES
 from deployments.talker.audio import audio_stream, audio_streams
 from deployments.talker.audio.audio_stream import AudioStream
 from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine.engine import Engine, StepOutput
+from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
@@ -71,24 +71,6 @@ def feed(audio: AudioStreams, streams: dict[int, Codes]) -> dict[int, bytes]:
     return heard
 
 
-@pytest.mark.parametrize("before", [0, 3])
-def test_audio_stays_until_the_host_has_its_codes(audio: AudioStreams, decoder: CodecDecoder, before: int) -> None:
-    """A device may have made it before the host has looked for the codes."""
-    codes = random_codes(before + 2)
-    audio.open(7, codes[:before], num_frames=ALL_FRAMES)
-    audio.add_frames([7], torch.from_numpy(codes[before : before + 1]))
-    audio.add_frames([7], torch.from_numpy(codes[before + 1 :]))
-    audio.finish(7)
-    assert audio.pop_pcm(lambda sequence_id: before) == []
-    assert audio.is_pending(7)
-    assert not audio.is_idle
-    first = audio.pop_pcm(lambda sequence_id: before + 1)
-    assert [len(pcm) for _, pcm in first] == [2 * decoder.frame_samples]
-    rest = audio.pop_pcm(lambda sequence_id: before + 2)
-    assert sum(len(pcm) for _, pcm in rest) == 2 * decoder.frame_samples
-    assert not audio.is_pending(7)
-
-
 @pytest.mark.parametrize(("known", "heard"), [(6, None), (6, 6), (9, 4), (3, 0), (99, 98)])
 def test_a_resumed_stream_goes_on(audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None) -> None:
     codes, others = random_codes(104), random_codes(3, seed=1)
@@ -99,29 +81,6 @@ def test_a_resumed_stream_goes_on(audio: AudioStreams, decoder: CodecDecoder, kn
     begin = known if heard is None else heard
     expected = whole(decoder, codes)[begin * decoder.frame_samples :][: 12 * decoder.frame_samples]
     assert_close(pcm, expected)
-
-
-def test_a_stream_without_a_slot_is_refused(audio: AudioStreams) -> None:
-    for number in range(4):
-        audio.open(number, None, num_frames=ALL_FRAMES)
-    with pytest.raises(Overloaded, match="decodes 4 streams, which is its limit"):
-        audio.open(4, None, num_frames=ALL_FRAMES)
-    audio.close(0)
-    audio.open(4, None, num_frames=ALL_FRAMES)
-
-
-def test_slots_are_used_again_also_after_leaving(audio: AudioStreams, decoder: CodecDecoder) -> None:
-    for number in range(20):
-        audio.open(number, None, num_frames=ALL_FRAMES)
-        audio.add_frames([number], torch.from_numpy(random_codes(1)))
-        if number % 2:
-            audio.close(number)
-        else:
-            codes = random_codes(4, seed=number)
-            heard = feed(audio, {number: codes})[number]
-            assert_close(heard, whole(decoder, np.concatenate([random_codes(1), codes])))
-    assert audio.pop_pcm() == []
-    assert audio.is_idle
 
 
 @dataclass
@@ -214,30 +173,6 @@ def test_the_first_frame_starts_at_once_and_later_ones_share_calls(slots: FakeSl
     slots.decode_calls[0].done = True
     assert [number for number, _ in faked.pop_pcm()] == [0]
     assert [len(called) for called, _ in slots.calls] == [1, 1, 4]
-
-
-@pytest.mark.parametrize(("level", "widest"), [(0, 2), (9000, 12)])
-def test_quiet_frames_restart_the_ramp(slots: FakeSlots, faked: AudioStreams, level: int, widest: int) -> None:
-    slots.level = level
-    faked.open(0, None, num_frames=ALL_FRAMES)
-    for _ in range(40):
-        faked.add_frames([0], frames_of(1))
-    for _ in range(8):
-        land(slots, faked)
-    assert max(frames for _, frames in slots.calls) == widest
-
-
-def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls(slots: FakeSlots, faked: AudioStreams) -> None:
-    faked.prioritise_newest_call()
-    assert slots.num_preceded == 0
-    faked.open(0, None, num_frames=ALL_FRAMES)
-    faked.add_frames([0], frames_of(1))
-    faked.prioritise_newest_call()
-    assert slots.num_preceded == 1
-    faked.open(1, None, num_frames=ALL_FRAMES)
-    faked.add_frames([1], frames_of(1))
-    faked.prioritise_newest_call()
-    assert slots.num_preceded == 1, "another call is before it"
 
 
 def test_under_load_chunks_are_wider(slots: FakeSlots, faked: AudioStreams) -> None:
@@ -357,17 +292,6 @@ def test_a_stream_that_plays_lets_a_new_one_go_first(slots: FakeSlots, clock: Cl
     assert [len(slots.shapes), slots.shapes[num_calls]] == [num_calls + 2, (1, 1)]
 
 
-def test_the_end_of_a_stream_is_one_call(slots: FakeSlots) -> None:
-    audio = playing(slots, 1)
-    add_frames(audio, 0, 5)
-    assert audio.finish(0)
-    assert slots.shapes == [(1, 8)]
-    slots.decode_calls[-1].done = True
-    [(number, pcm)] = audio.pop_pcm()
-    assert (number, len(pcm)) == (0, 2 * 5)  # a sample a frame
-    assert not audio.is_pending(0)
-
-
 @pytest.mark.parametrize("slots", [8], indirect=True)
 def test_a_known_recording_is_not_heard_again(slots: FakeSlots, faked: AudioStreams) -> None:
 
@@ -395,43 +319,12 @@ def test_a_known_recording_is_not_heard_again(slots: FakeSlots, faked: AudioStre
     assert clone(two) is None
 
 
-def test_undecodable_streams_fail_alone(slots: FakeSlots, faked: AudioStreams, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a call, or in the recall of its recording. Who has left is not told."""
-    error = EngineError("not finite")
-    for number in (0, 1):
-        faked.open(number, None, num_frames=ALL_FRAMES)
-    faked.add_frames([0, 1], frames_of(2))
-    slots.decode_calls[0].pcm[0] = error
-    assert land(slots, faked) == [1]
-    monkeypatch.setattr(slots, "recall", Mock(side_effect=error))
-    for number in (2, 3):
-        faked.open(number, None, num_frames=ALL_FRAMES, recording=random_codes(30))
-    faked.close(3)
-    assert (faked.has_audio, faked.is_idle, faked.is_pending(0)) == (True, False, True)
-    assert faked.take_failures() == [(0, error), (2, error)]
-    faked.add_frames([0, 1, 2], frames_of(3))
-    assert [faked.is_pending(number) for number in range(3)] == [False, True, False]
-    assert faked.take_failures() == []
-    assert not faked.has_audio
-    faked.check_integrity()
-
-
 def test_a_slot_never_holds_more_codes_than_fit(slots: FakeSlots, faked: AudioStreams) -> None:
     """Neither of frames as they are made, nor of those that exist when it begins."""
     faked.open(0, None, num_frames=ALL_FRAMES)
     for _ in range(2 * CODE_RING):
         faked.add_frames([0], frames_of(1))
     faked.open(1, random_codes(2 * CODE_RING), num_delivered=CODE_RING, num_frames=ALL_FRAMES)
-
-
-@pytest.mark.parametrize("frames", [0, 1, 6, 14, ALL_FRAMES])
-def test_the_engine_sends_audio_beside_the_codes(engine: Engine, decoder: CodecDecoder, frames: int) -> None:
-    request = replace(ask(frames=14, ignore_eos=True), gpu_frames=frames)
-    chunks = chunks_of(engine, request)
-    codes = np.concatenate([chunk.codes for chunk in chunks])
-    assert np.array_equal(codes, speak(engine, ask(frames=14, ignore_eos=True)).codes)
-    assert_close(b"".join(chunk.pcm for chunk in chunks), whole(decoder, codes)[: frames * decoder.frame_samples])
-    assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
 @pytest.fixture(scope="module")
@@ -470,17 +363,6 @@ def test_a_clone_continues_its_recording(cloning: Engine, base: Path, behind: in
         chunks = chunks_of(cloning, replace(request, gpu_frames=ALL_FRAMES))
         assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[behind:])
         assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
-
-
-def test_the_engine_forgets_the_audio_of_who_leaves(engine: Engine) -> None:
-    engine.add(3, replace(ask(frames=50, ignore_eos=True), gpu_frames=ALL_FRAMES))
-    for _ in range(3):
-        engine.step()
-    engine.abort(3)
-    assert engine.is_idle
-    assert engine.step() == StepOutput()
-    engine.check_integrity()
-    assert engine.audio.is_idle
 
 
 def test_an_engine_forgets_a_stored_voice(base: Path) -> None:
@@ -582,3 +464,24 @@ def test_no_decoder_is_loaded_while_nobody_wants_audio() -> None:
     assert audio.pop_pcm() == []
     assert not audio.finish(1)
     assert audio.is_idle
+
+
+def test_undecodable_streams_fail_alone(slots: FakeSlots, faked: AudioStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a call, or in the recall of its recording. Who has left is not told."""
+    error = EngineError("not finite")
+    for number in (0, 1):
+        faked.open(number, None, num_frames=ALL_FRAMES)
+    faked.add_frames([0, 1], frames_of(2))
+    slots.decode_calls[0].pcm[0] = error
+    assert land(slots, faked) == [1]
+    monkeypatch.setattr(slots, "recall", Mock(side_effect=error))
+    for number in (2, 3):
+        faked.open(number, None, num_frames=ALL_FRAMES, recording=random_codes(30))
+    faked.close(3)
+    assert (faked.has_audio, faked.is_idle, faked.is_pending(0)) == (True, False, True)
+    assert faked.take_failures() == [(0, error), (2, error)]
+    faked.add_frames([0, 1, 2], frames_of(3))
+    assert [faked.is_pending(number) for number in range(3)] == [False, True, False]
+    assert faked.take_failures() == []
+    assert not faked.has_audio
+    faked.check_integrity()

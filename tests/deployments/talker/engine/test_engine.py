@@ -1,5 +1,4 @@
 import itertools
-import math
 import pickle
 import re
 from collections.abc import Callable
@@ -16,11 +15,10 @@ from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
 from deployments.embedded_voice.cpu_networks import CpuNetworks
-from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
-from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, Progress, Reference, Sampling, SynthesisRequest
+from deployments.errors import CheckpointError, EngineError, InvalidRequest
+from deployments.protocol import FinishReason, FrameChunk, Reference, Sampling, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.talker.engine import engine as engine_module
-from deployments.talker.engine import output_queue
 from deployments.talker.engine.device import EngineDevice
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.input_processor import with_defaults
@@ -32,9 +30,8 @@ from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.runner.model_runner import ModelRunner, QueuedStep
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sequence import Sequence
-from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
-from tests.deployments.talker.driving import GREEDY, Spoken, ask, chunks_of, drain, resumed, speak, speak_all
+from tests.deployments.talker.driving import GREEDY, Spoken, ask, drain, resumed, speak, speak_all
 from tests.deployments.talker.test_fine_tuned import made
 
 LONG_TEXT = "A text that is a good deal longer than the other ones, so that its prompt takes several passes. " * 2
@@ -117,24 +114,6 @@ def test_codes_are_equal_resumed(engine: Engine, alone: list[Spoken], place: flo
     for spoken, cut, rest in zip(alone, cuts, rests, strict=True):
         assert np.array_equal(rest.codes, spoken.codes[cut:])
         assert rest.reason is spoken.reason
-
-
-def test_a_stream_of_which_only_the_end_was_lost_just_ends(engine: Engine, alone: list[Spoken]) -> None:
-    later = [resumed(request, spoken.codes) for request, spoken in zip(MIX, alone, strict=True)]
-    rests = speak_all(engine, later)
-    assert [len(rest.codes) for rest in rests] == [0] * len(MIX)
-    assert [rest.reason for rest in rests] == [spoken.reason for spoken in alone]
-
-
-def test_a_stream_that_just_ends_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
-    ended = next(number for number, spoken in enumerate(alone) if spoken.reason is FinishReason.STOP)
-    going = next(number for number in range(len(MIX)) if number != ended)
-    engine.add(1, MIX[going])
-    [(_, first)] = engine.step().chunks
-    engine.add(2, resumed(MIX[ended], alone[ended].codes))
-    rest = drain(engine)
-    assert len(rest[2].codes) == 0
-    assert np.array_equal(np.concatenate([first.codes, rest[1].codes]), alone[going].codes)
 
 
 def test_without_kernels_every_pass_on_cpu_has_the_same_size(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,18 +268,6 @@ def test_a_prompt_that_can_never_fit_is_an_invalid_request(checkpoint: Path, num
     assert speak(engine, ask()).codes.size
 
 
-def test_a_full_line_is_overload(checkpoint: Path) -> None:
-    engine = build_engine(checkpoint, CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
-    for number in range(2):
-        engine.add(number, ask())
-    engine.add(2, ask(background=True))
-    for refused in (ask(), ask(background=True, continues=True)):  # no listener waits for a job
-        with pytest.raises(Overloaded):
-            engine.add(3, refused)
-    engine.add(4, ask(continues=True))
-    assert sorted(drain(engine)) == [0, 1, 2, 4]
-
-
 def test_coming_and_leaving_disturbs_none(engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count()
     monkeypatch.setattr(QueuedStep, "has_codes", property(lambda step: next(looks) % 2 == 1))
@@ -316,22 +283,6 @@ def test_coming_and_leaving_disturbs_none(engine: Engine, alone: list[Spoken], m
     assert sorted(spoken) == [0, 2, 3]
     for number, chunks in spoken.items():
         assert same(Spoken.join(chunks), alone[number])
-
-
-@pytest.mark.parametrize(("on_gpu", "size"), [(False, 1), (True, 8)])
-def test_early_frames_go_together(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, on_gpu: bool, size: int
-) -> None:
-    engine, request = build_engine(checkpoint, CONFIG), ask("Hello there.", seed=1, frames=30, ignore_eos=True)
-    monkeypatch.setattr("deployments.talker.engine.engine.time.monotonic", lambda: 9.0)
-    expected = speak(engine, request)
-    parts = engine.info, engine.prompts, engine.limits, engine.runner, engine.scheduler, engine.audio
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "on_gpu", on_gpu)
-        engine.output_queue.max_held = Engine(*parts).output_queue.max_held
-    chunks = chunks_of(engine, request)
-    assert [len(chunk.codes) for chunk in chunks][:8] == [1, 1, 1, 1, 1, 1, size, size]  # 6 last for 0.48 s
-    assert same(Spoken.join(chunks), expected)
 
 
 def test_a_frame_leaves_before_the_talker_reads_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,22 +383,6 @@ def trip(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, which: set[int], 
     monkeypatch.setattr(runner, "prefill", tripping)
 
 
-def test_a_raising_prefill_fails_alone(engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside one that runs, and two that come with it."""
-    trip(monkeypatch, engine.runner, {1})
-    engine.add(3, MIX[3])
-    [(_, first)] = engine.step().chunks
-    for number in (0, 1, 2):
-        engine.add(number, MIX[number])
-    failures: dict[int, Exception] = {}
-    spoken = drain(engine, failures)
-    assert [(number, type(error)) for number, error in failures.items()] == [(1, EngineError)]
-    assert "tripped" in str(failures[1])
-    assert sorted(spoken) == [0, 2, 3]
-    assert all(same(alone[number], spoken[number]) for number in (0, 2))
-    assert np.array_equal(np.concatenate([first.codes, spoken[3].codes]), alone[3].codes)
-
-
 def test_prefills_that_all_raise_are_the_engines_fault(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(checkpoint, CONFIG)
     trip(monkeypatch, engine.runner, {1, 2, 4})
@@ -497,89 +432,6 @@ def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: py
         )
     with pytest.raises(EngineError):
         warm_up(engine)
-
-
-def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a sequence that gives up its blocks while frames of it are held back."""
-    monkeypatch.setattr(output_queue, "_HOLDING_LEAD_S", -math.inf)  # hold whatever can be held
-    requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
-    whole = speak_all(build_engine(checkpoint, CONFIG), requests)
-    engine = with_blocks(checkpoint, CONFIG, 12)
-    engine.output_queue.max_held = 8
-    steps, pop_pcm = itertools.count(1), engine.audio.pop_pcm
-    monkeypatch.setattr(engine.audio, "pop_pcm", lambda known: [] if next(steps) % 5 else pop_pcm(known))
-    prefilled = record_prefills(engine, monkeypatch)
-    for number, request in enumerate(requests):
-        engine.add(number, replace(request, gpu_frames=ALL_FRAMES))
-    frame_bytes = 2 * engine.info.frame_samples
-    chunks: dict[int, list[FrameChunk]] = {number: [] for number in range(4)}
-    while not engine.is_idle:
-        for number, chunk in engine.step().chunks:
-            of_one = chunks[number]
-            of_one.append(chunk)
-            num_heard = sum(len(chunk.pcm) for chunk in of_one) // frame_bytes
-            assert num_heard <= sum(len(chunk.codes) for chunk in of_one)
-    assert len(prefilled) > 4
-    assert prefilled.count(0) == 1  # the oldest never gives way
-    assert max(len(chunk.codes) for of_one in chunks.values() for chunk in of_one) > 1
-    assert [same(*pair) for pair in zip(whole, map(Spoken.join, chunks.values()), strict=True)] == [True] * 4
-    assert {sum(len(chunk.pcm) for chunk in of_one) for of_one in chunks.values()} == {20 * frame_bytes}
-
-
-def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = build_engine(checkpoint, CONFIG)
-    begin, opened = engine.audio.open, list[int]()
-
-    def full_for_one(number: int, prefix: object, **options: Any) -> None:
-        if number == 1:
-            raise Overloaded("full")
-        opened.append(number)
-        begin(number, prefix, **options)
-
-    monkeypatch.setattr(engine.audio, "open", full_for_one)
-    for number in range(3):
-        engine.add(number, replace(ask("Short.", seed=number, frames=6, ignore_eos=True), gpu_frames=ALL_FRAMES))
-    failures: dict[int, Exception] = {}
-    assert {number: len(spoken.codes) for number, spoken in drain(engine, failures).items()} == {0: 6, 2: 6}
-    assert [(number, type(error)) for number, error in failures.items()] == [(1, Overloaded)]
-    assert opened == [0, 2]
-
-
-def test_the_decoder_is_told_who_listens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And until when the listener of a stream that goes on here has audio from elsewhere."""
-    monkeypatch.setattr("deployments.listener.time", Clock(9.0))
-    monkeypatch.setattr(engine.audio, "open", opened := Mock())
-    goes_on = replace(ask(frames=3), resume=Progress(speak(engine, ask(frames=1)).codes, 1920, in_hand_s=5.0))
-    for number, request in enumerate((ask(frames=2), ask(frames=2, background=True), goes_on), start=1):
-        engine.add(number, request)
-    drain(engine)
-    told = {call.args[0]: (call.kwargs["background"], call.kwargs["due_s"]) for call in opened.call_args_list}
-    assert told == {0: (False, None), 1: (False, None), 2: (True, math.inf), 3: (False, 14.0)}
-
-
-def test_a_stream_handed_over_after_its_last_codes_gets_its_last_audio(checkpoint: Path) -> None:
-    engine = build_engine(checkpoint, CONFIG)
-    request = ask("Short.", frames=6, ignore_eos=True)
-    frames = speak(engine, request).codes
-    chunks = chunks_of(
-        engine, replace(resumed(request, frames, samples=4 * engine.info.frame_samples), gpu_frames=ALL_FRAMES)
-    )
-    assert sum(len(chunk.pcm) for chunk in chunks) == 2 * 2 * engine.info.frame_samples
-    assert chunks[-1].finish_reason is FinishReason.LENGTH
-
-
-def test_a_later_segment_that_would_not_fit_is_refused_with_the_first(checkpoint: Path) -> None:
-    """Where the first is spoken already, all that could be done is to break off."""
-    engine = build_engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 128}))
-    with pytest.raises(InvalidRequest, match="shorten") as caught:
-        engine.add(0, ask("Short.", following=("Short too.", "a" * 300)))
-    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
-    assert engine.is_idle
-    most = engine.runner.shape.max_model_len
-    longest = max(n for n in range(1, 128) if engine.prompts.build(ask("a" * n)).num_positions < most)
-    engine.limits.check_following(("a" * longest,), engine.prompts.build(ask("Short.")))
-    with pytest.raises(InvalidRequest):
-        engine.limits.check_following(("a" * (longest + 1),), engine.prompts.build(ask("Short.")))
 
 
 HUGE = "word " * 400_000

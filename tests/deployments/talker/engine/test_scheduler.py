@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from deployments.errors import Overloaded
 from deployments.listener import Listener
-from deployments.protocol import FinishReason, Progress, Sampling, SynthesisRequest
+from deployments.protocol import FinishReason, Sampling, SynthesisRequest
 from deployments.talker.engine import lanes
 from deployments.talker.engine import scheduler as module
 from deployments.talker.engine.scheduler import Batch, Scheduler
@@ -415,21 +415,6 @@ def test_a_lane_never_takes_a_block_of_the_running_step() -> None:
     assert blocks.num_unused == blocks.num_free == 1
 
 
-def test_a_refused_client_is_told_when_its_turn_would_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two wait ahead of it, and speech ended twice in 12 s. Steps in which none ends are not counted."""
-    monkeypatch.setattr(module, "time", CLOCK)
-    line = scheduler(max_num_seqs=1, max_num_waiting=1)
-    for number in range(4):
-        line.add(sequence(number, frames=2))
-    for _ in range(4):
-        CLOCK.now_s += 4
-        step(line)
-    CLOCK.now_s += 4
-    with pytest.raises(Overloaded) as refused:
-        line.check_room()
-    assert refused.value.retry_after_s == 3 / (2 / 12)
-
-
 def test_integrity_notices_a_lost_row() -> None:
     line = scheduler()
     line.add(sequence(1))
@@ -454,12 +439,3 @@ def test_the_more_listeners_there_are_the_fewer_rows_have_jobs(listeners: int, i
     for _ in range(45):
         of_jobs = [number for number in step(line)[1] if number < 40]
     assert len(of_jobs) == most
-
-
-@pytest.mark.parametrize(("in_hand_s", "decoded"), [(0.0, [1, 2]), (5.0, [2])])
-def test_a_resumed_sequence_is_ahead_by_what_its_listener_has_in_hand(in_hand_s: float, decoded: list[int]) -> None:
-    """And not by what was heard elsewhere."""
-    line = scheduler(blocks=199, max_num_seqs=4, max_lead_s=1.0)
-    line.add(sequence(1, frames=99, prefix=40, resume=Progress(np.stack([FRAME] * 40), 40 * 1920, in_hand_s)))
-    line.add(sequence(2, frames=99))
-    assert step(line) == ([1, 2], decoded)

@@ -4,17 +4,12 @@ import asyncio
 import math
 import shutil
 import signal
-import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,21 +17,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError, EngineError, Overloaded, TalkerLost
+from deployments.errors import CheckpointError, Overloaded, TalkerLost
 from deployments.gpu import asleep
-from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, Mailbox, SynthesisRequest
-from deployments.recording_cache import Lookups
+from deployments.protocol import FrameChunk, Mailbox, SynthesisRequest
 from deployments.serving import mailbox
-from deployments.talker import deployment
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.process import channel, engine_client
-from deployments.talker.process.engine_client import EngineClient, _next_chunk
+from deployments.talker.process import channel
+from deployments.talker.process.engine_client import EngineClient
 from serve_app.extensions.live.mailbox_server import MailboxServer, WrittenText
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
-from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
 
@@ -82,11 +74,6 @@ async def test_frames_are_those_of_the_engine(client: EngineClient, in_process: 
         assert np.array_equal(spoken.codes, expected.codes)
         assert (spoken.reason, spoken.num_text_tokens) == (expected.reason, expected.num_text_tokens)
     assert (client.load.num_running, client.load.num_waiting) == (0, 0)
-
-
-async def test_a_job_gets_its_frames_in_few_chunks(client: EngineClient) -> None:
-    chunks = await listen(client, ask(frames=30, ignore_eos=True, background=True))
-    assert (len(chunks[0].codes) >= 20, sum(len(chunk.codes) for chunk in chunks)) == (True, 30)
 
 
 async def test_a_slow_reader_gets_what_has_arrived_in_one_chunk(client: EngineClient) -> None:
@@ -233,33 +220,6 @@ async def test_reading_ends_with_a_stream(client: EngineClient, monkeypatch: pyt
         await closed.wait()
 
 
-async def test_text_that_cannot_be_read_ends_its_stream(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serving.mailbox._DELAYS_S", ())
-    request = ask("")
-    nobody = replace(request, mailbox=Mailbox("127.0.0.1", 9, "token"))
-    with pytest.raises(TalkerLost, match=r"127\.0\.0\.1:9 "):
-        await listen(client, nobody)
-
-
-async def test_what_the_engine_counts_is_recorded_once(fed: list[tuple[str, float, dict[str, str]]]) -> None:
-    client = EngineClient.__new__(EngineClient)
-    client.load, client._streams = channel.EngineLoad(), {}
-    chunk = FrameChunk(np.zeros((1, 16), np.int16), 3)
-    load = channel.EngineLoad(1, 7, 0.5, speakers=Lookups(1, 0), references=Lookups(0, 2), repaired=3)
-    await client._handle_event(channel.Produced(((0, chunk), (1, chunk)), 0.01, load))
-    await client._handle_event(channel.Produced((), 0.0, channel.EngineLoad(1, 6, 0.25, repaired=5)))
-    talker = {"pool": "talker"}
-    assert fed == [
-        *(("step_seconds", 0.01, talker), ("batch_size", 2, talker)),
-        *(("kv_blocks_used_ratio", 0.5, {}), ("queue_depth", 7, talker)),
-        ("reference_lookups_total", 1, {"wanted": "speaker", "known": "yes"}),
-        ("reference_lookups_total", 2, {"wanted": "codes", "known": "no"}),
-        ("codec_repairs_total", 3, talker),
-        *(("kv_blocks_used_ratio", 0.25, {}), ("queue_depth", 6, talker)),
-        ("codec_repairs_total", 2, talker),
-    ]
-
-
 async def test_the_newest_streams_get_their_chunks_first_and_the_others_in_later_turns() -> None:
     client, chunk = EngineClient.__new__(EngineClient), FrameChunk(np.zeros((1, 16), np.int16), 3)
     client.load, client._streams = channel.EngineLoad(), {number: asyncio.Queue() for number in range(10)}
@@ -271,95 +231,6 @@ async def test_the_newest_streams_get_their_chunks_first_and_the_others_in_later
         await asyncio.sleep(0)
         got.append([number for number, queue in client._streams.items() if not queue.empty()])
     assert got[:3] == [[6, 7, 8, 9], [2, 3, 4, 5, 6, 7, 8, 9], list(range(10))]
-
-
-async def test_each_deletion_gets_its_own_count() -> None:
-    client, loop = EngineClient.__new__(EngineClient), asyncio.get_running_loop()
-    one, left, two = (loop.create_future() for _ in range(3))
-    client._forgetting, client._streams = deque((one, left, two)), {}
-    left.cancel()
-    for count in (1, 5, 2):
-        await client._handle_event(channel.HasForgotten(count))
-    assert (one.result(), two.result()) == (1, 2)
-
-
-@pytest.mark.parametrize(("is_runnable", "pause_s", "ended_s"), [
-    (False, 0.25, 1.75), (True, 0.25, 10.25),  # a starved process has longer
-    (False, 3.0, None),  # this process itself stood still
-])  # fmt: skip
-async def test_an_engine_that_is_silent_is_ended(
-    is_runnable: bool, pause_s: float, ended_s: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, reading = Clock(), Mock()
-
-    async def sleep(_: float) -> None:
-        clock.now_s += pause_s
-
-    reading.done = lambda: reading.cancel.called or clock.now_s > 30
-    monkeypatch.setattr(engine_client, "time", clock)
-    monkeypatch.setattr(engine_client, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(engine_client, "any_runnable", lambda process: is_runnable)
-    client = EngineClient.__new__(EngineClient)
-    client._reported_s, client._keep_alive_s, client._streams, client._forgetting = 0.0, None, {}, deque()
-    client._process = Mock()
-    await client._watch(reading)
-    assert (clock.now_s if reading.cancel.called else None) == ended_s
-    assert client._process.kill.called == reading.cancel.called  # else it would keep its GPU
-
-
-@pytest.mark.parametrize(("keep_alive_s", "makes_audio"), [(None, False), (7.0, True)])
-async def test_a_replica_has_what_its_settings_say(
-    keep_alive_s: float | None, makes_audio: bool, in_process: Engine, fed: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The labels of its metrics, its state in `talkray status`, and idleness from the start."""
-    labels, told, attached, info = list[Any](), list[bool](), list[int](), in_process.info
-
-    async def connect(client: EngineClient) -> None:
-        attached.append(1)
-
-    for name, replacement in (("connect", connect), ("_wait_until_ready", lambda client: info), ("is_alive", True)):
-        monkeypatch.setattr(EngineClient, name, replacement)
-    monkeypatch.setattr(subprocess, "Popen", started := Mock())
-    monkeypatch.setattr(deployment.ray_metrics, "install", lambda name, *, pool: labels.append((name, pool)))
-    monkeypatch.setattr(deployment.StartNotes, "sleep", lambda notes, is_asleep: told.append(is_asleep))
-    config = TalkerConfig(keep_alive_s=keep_alive_s)
-    talker = TalkerReplica("m", config, "base", makes_audio=makes_audio)
-    talker._engine._change(lambda process: None, to_sleep=True)
-    talker._engine._change(lambda process: None, to_sleep=False)
-    await talker.check_health()
-    assert talker._engine._keep_alive_s == keep_alive_s
-    start = channel.EngineStart(model="m", config=config, makes_audio=makes_audio)
-    assert channel.EngineStart.model_validate_json(started.call_args.args[0][-1]) == start
-    assert (labels, told, len(attached)) == ([("base", "talker")], [True, False], keep_alive_s is not None)
-    assert fed == [("codec_precision", 1, {"pool": "talker", "precision": "float32"})] * makes_audio
-
-
-async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -> None:
-    prompt, codes = ClonePrompt(np.zeros(4, np.float32)), np.zeros((1, 16), np.int16)
-    queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
-    for clone_prompt in (None, prompt, None):
-        queue.put_nowait(FrameChunk(codes, 3, clone_prompt=clone_prompt))
-    chunk = await _next_chunk(queue, 0)
-    assert (len(chunk.codes), chunk.clone_prompt) == (3, prompt)
-
-
-async def test_frames_of_a_job_wait_for_each_other_until_the_stream_ends_or_fails() -> None:
-    queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
-    chunk = FrameChunk(np.zeros((4, 16), np.int16), 3)
-    queue.put_nowait(chunk)
-    async with asyncio.timeout(20):
-        assert await _next_chunk(queue, 4) is chunk, "it waits for no more than it has to"
-    for item in (*[chunk] * 4, replace(chunk, finish_reason=FinishReason.STOP), chunk, TalkerLost("gone")):
-        queue.put_nowait(item)
-    assert [len((await _next_chunk(queue, 10)).codes) for _ in range(2)] == [20, 4]
-    with pytest.raises(TalkerLost):
-        await _next_chunk(queue, 10)
-
-
-async def test_the_engine_process_says_how_much_it_has_forgotten(client: EngineClient) -> None:
-    voices = [(bytes([number]) * 16,) for number in range(3)]
-    assert await asyncio.gather(*map(client.forget, voices)) == [0, 0, 0]
-    assert len(await listen(client, ask("Hello.", frames=3))) > 0
 
 
 @pytest.fixture
@@ -418,32 +289,6 @@ async def test_leaving_ends_no_wake_up(client: EngineClient, sleeper: Calls, mon
     go_on.set()
     assert len(await stayer) > 0
     assert sleeper[:2] == [("sleep", client._process.pid), ("wake", client._process.pid)]
-
-
-async def test_an_engine_gone_is_lost(client: EngineClient, sleeper: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    await falls_asleep(client)
-    monkeypatch.setattr(asleep, "wake", Mock(side_effect=EngineError("out of memory")))
-    monkeypatch.setattr(client._process, "kill", killed := Mock())
-    with pytest.raises(TalkerLost, match="could not restore its GPU memory: out of memory"):
-        await listen(client, ask("Hello.", frames=3))
-    killed.assert_called()
-    assert client._streams == {}
-
-
-async def test_an_engine_may_stay_awake(client: EngineClient, sleeper: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def fail(process: int) -> None:
-        loop.call_soon_threadsafe(tried.set)
-        raise EngineError("keep_alive_s requires NVIDIA driver 570 or newer")
-
-    monkeypatch.setattr(asleep, "send_to_sleep", fail)
-    client._keep_alive_s = 0.2
-    async with asyncio.timeout(20):
-        await tried.wait()
-    assert len(await listen(client, ask("Hello.", frames=3))) > 0
-    assert (sleeper, client._keep_alive_s) == ([], None)
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from unittest.mock import Mock
 
 import numpy as np
@@ -14,16 +14,12 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError, EngineError, InvalidRequest, TalkerLost
+from deployments.errors import CheckpointError, EngineError, TalkerLost
 from deployments.protocol import FrameChunk, Reference
-from deployments.recording_cache import VOICE_BYTES, Lookups
-from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine import input_processor
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.process import channel
 from deployments.talker.process.channel import EngineStart
-from deployments.talker.process.engine_process import EngineProcess, take_load
-from deployments.talker.text.tokenizer import TextTokenizer
+from deployments.talker.process.engine_process import EngineProcess
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import ask
 
@@ -110,24 +106,6 @@ def start(checkpoint: Path) -> EngineStart:
     return starts(str(checkpoint), CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
 
 
-class WithPlace(Exception):
-    """As compilers raise them: it cannot be made of its message alone, so nobody can unpickle it."""
-
-    def __init__(self, line: int, column: int) -> None:
-        super().__init__(f"no instruction for this at {line}:{column}")
-
-
-def test_any_error_of_the_start_is_told_in_its_own_words(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = Mock(side_effect=WithPlace(3, 4))
-    monkeypatch.setattr("deployments.talker.process.engine_process.load_engine", load)
-    with engine_process(start.model_copy(update={"makes_audio": False}), WithPlace) as replica:
-        *_, last = replica.reports
-    assert isinstance(last, channel.RequestFailed)
-    assert isinstance(last.error, EngineError)
-    assert load.call_args.kwargs == {"makes_audio": False}
-    assert str(last.error) == "the engine does not start: WithPlace('no instruction for this at 3:4')"
-
-
 def test_it_tells_what_it_loads_and_loaded(start: EngineStart, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(model: str, report: Callable[[str], None]) -> Path:
         report("downloading 1B of 2B")
@@ -146,95 +124,6 @@ def test_it_tells_what_it_loads_and_loaded(start: EngineStart, engine: Engine, m
         assert ready.info == replace(engine.info, name=start.model)
 
 
-def test_a_request_arrives_before_its_prompt_is_built(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
-    added_ns, add = list[int](), Engine.add
-    monkeypatch.setattr(Engine, "add", lambda *args: (added_ns.append(time.time_ns()), add(*args)))
-    with loaded(start) as replica:
-        replica.send(channel.Submit(4, replace(ask(), marks=(("sent", 0),))))
-        reports = replica.until(is_last(4))
-    [(_, arrived_ns), *_] = marks = chunks_of(reports, 4)[0].marks[1:]
-    assert [name for name, _ in marks] == ["to-engine", "prompt", "codes"]
-    assert arrived_ns <= added_ns[-1]
-
-
-def test_it_counts_who_runs_and_who_waits(start: EngineStart) -> None:
-    with loaded(start) as replica:
-        replica.send(channel.Submit(1, ask(ignore_eos=True)), channel.Submit(2, ask(ignore_eos=True)))
-        first = replica.until(has_frames)[-1]
-        assert isinstance(first, channel.Produced)
-        assert (first.load.num_running, first.load.num_waiting) == (1, 1)
-
-
-def test_its_load_counts_the_lookups_of_each_cache_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And jobs apart from others."""
-    monkeypatch.setattr(AudioStreams, "repaired", 3)
-    take_load(engine)
-    for number in range(3):
-        engine.add(number, ask("Short.", background=number > 0))
-        engine.step()
-    engine.add(3, ask("Short.", background=True))  # it waits
-    load = take_load(engine)
-    assert (load.num_running, load.num_waiting, load.num_background, load.repaired) == (1, 0, 3, 3)
-    assert 0 < load.kv_used_ratio < engine.scheduler.blocks.used_ratio
-    for number in range(4):
-        engine.abort(number)
-    for _ in range(3):
-        engine.prompts.references.get(bytes(VOICE_BYTES), lambda: np.zeros((1, 16), np.int16))
-    load = take_load(engine)
-    assert (load.speakers, load.references) == (Lookups(), Lookups(hits=2, misses=1))
-    assert take_load(engine).references == Lookups()
-
-
-def test_an_idle_engine_still_reports(start: EngineStart) -> None:
-    with loaded(start) as replica:
-        for _ in range(2):
-            assert replica.until(lambda report: isinstance(report, channel.Heartbeat)) == [channel.Heartbeat()]
-
-
-@pytest.mark.parametrize("ends", ["tokenized", "aborted"])
-def test_a_long_text_is_tokenized_aside(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
-    """Others are spoken to meanwhile, and the process says that it is alive."""
-    long, going_on, ahead = "word " * 40, Event(), TextTokenizer.encode_ahead
-    exact = TextTokenizer.encode_places
-
-    def held(tokenizer: TextTokenizer, text: str) -> None:
-        assert going_on.wait(60)
-        ahead(tokenizer, text)
-
-    def inline(tokenizer: TextTokenizer, text: str) -> tuple[list[int], list[int]]:
-        assert len(text) < 150 or text in tokenizer._ahead
-        return exact(tokenizer, text)
-
-    monkeypatch.setattr(TextTokenizer, "encode_ahead", held)
-    monkeypatch.setattr(TextTokenizer, "encode_places", inline)
-    monkeypatch.setattr(input_processor, "_LONG_CHARS", 150)
-    with loaded(starts(str(checkpoint), CONFIG)) as replica:
-        replica.send(channel.Submit(1, ask(long, frames=2, ignore_eos=True)))
-        replica.send(channel.Submit(2, ask(frames=3, ignore_eos=True)))
-        seen = replica.until(is_last(2))
-        seen += replica.until(lambda report: isinstance(report, channel.Heartbeat))
-        assert not chunks_of(seen, 1)
-        if ends == "aborted":
-            replica.send(channel.Abort(1), channel.Submit(3, ask(frames=2, ignore_eos=True)))
-            replica.until(is_last(3))
-        going_on.set()
-        if ends == "tokenized":
-            assert sum(len(chunk.codes) for chunk in chunks_of(replica.until(is_last(1)), 1)) == 2
-
-
-def test_it_says_that_nothing_runs_after_the_last_abort(start: EngineStart) -> None:
-    def is_free(report: channel.EngineEvent) -> bool:
-        return isinstance(report, channel.Produced) and (report.load.num_running, report.load.num_waiting) == (0, 0)
-
-    with loaded(start) as replica:
-        replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
-        replica.until(has_frames)
-        replica.send(channel.Abort(1))
-        [*_, last] = replica.until(is_free)
-        assert isinstance(last, channel.Produced)
-        assert (last.chunks, last.step_s) == ((), 0.0)  # no step ran, so metrics must not count one
-
-
 def test_it_ends_with_its_socket(start: EngineStart) -> None:
     """While it loads, while it is idle, and while it speaks."""
     with engine_process(start):
@@ -244,15 +133,6 @@ def test_it_ends_with_its_socket(start: EngineStart) -> None:
     with loaded(start) as speaking:
         speaking.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
         speaking.until(has_frames)
-
-
-def test_a_request_that_trips_the_engine_fails_alone(start: EngineStart) -> None:
-    with loaded(start) as replica:
-        replica.send(channel.Submit(1, ask(language="klingon")), channel.Submit(2, ask(frames=4, ignore_eos=True)))
-        reports = replica.until(is_last(2))
-    [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
-    assert (failed.sequence_id, type(failed.error)) == (1, EngineError)
-    assert "klingon" in str(failed.error)
 
 
 def break_state(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> None:
@@ -305,53 +185,6 @@ def test_an_engine_that_is_broken_ends_its_process(
         monkeypatch.setattr(Engine, fails, Mock(side_effect=error))
         replica.send(channel.Submit(1, ask(frames=2, ignore_eos=True)))
         assert len(chunks_of([*replica.reports], 1)) == num_chunks
-
-
-@pytest.mark.parametrize("error", [InvalidRequest("too long"), ValueError("tripped")])
-def test_text_that_trips_the_engine_ends_its_stream(error: Exception) -> None:
-    """It may have a row. No marks are kept of it, nor of one that is aborted."""
-    engine, (ours, theirs) = Mock(append_text=Mock(side_effect=error)), socket.socketpair()
-    with ours, theirs:
-        process, chunks = EngineProcess(theirs), ((4, FrameChunk(np.zeros((1, 16), np.int16), 1)),)
-        process._execute(engine, channel.Append(3, "Hello.", is_last=False))
-        process._execute(engine, channel.Submit(4, replace(ask(), marks=(("sent", 0),))))
-        process._execute(engine, channel.Abort(4))
-        assert process.first_audio_marks.mark_first_audio(chunks) is chunks
-        assert [call.args for call in engine.abort.call_args_list] == [(3,), (4,)]
-        [failed] = channel.Unpacker().feed(ours.recv(1 << 16))
-        assert isinstance(failed, channel.RequestFailed)
-        assert (failed.sequence_id, str(error) in str(failed.error)) == (3, True)
-
-
-LARGE_REPORTS: list[channel.Command | channel.EngineEvent] = [channel.Loading(str(n) * 400_000) for n in range(4)]
-
-
-def test_a_report_waits_for_a_busy_replica_and_the_engine_does_not() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        process, unpacker = EngineProcess(theirs), channel.Unpacker()
-        for report in LARGE_REPORTS:
-            process._send(report)  # type: ignore[arg-type]
-        came: list[channel.Command | channel.EngineEvent] = []
-        while len(came) < len(LARGE_REPORTS):
-            came += unpacker.feed(ours.recv(1 << 20))
-            assert process._wait_for_data(0) is False
-        assert came == LARGE_REPORTS
-
-
-def test_an_engine_whose_replica_does_not_read_for_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.talker.process.engine_process._MOST_UNSENT_BYTES", 1 << 18)  # less than a report
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.settimeout(20)
-        process, unpacker = EngineProcess(theirs), channel.Unpacker()
-        sending = Thread(target=lambda: [process._send(report) for report in LARGE_REPORTS])  # type: ignore[func-returns-value, arg-type]
-        sending.start()
-        came = list[channel.Command | channel.EngineEvent]()
-        while len(came) < len(LARGE_REPORTS):  # times out if the process keeps a report for later instead of waiting
-            came += unpacker.feed(ours.recv(1 << 12))
-        sending.join()
-        assert came == LARGE_REPORTS
 
 
 def test_a_large_command_is_read_to_its_end_but_not_waited_for() -> None:

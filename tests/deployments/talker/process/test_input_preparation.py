@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ClonePrompt, Reference, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import warm_up
-from deployments.talker.process.channel import Abort, Append, Command, Forget, Submit
+from deployments.talker.process.channel import Submit
 from deployments.talker.process.engine_process import InputPreparation
-from tests.deployments.talker.driving import Encoding, Recordings, ask, chunks_of, speak
+from tests.deployments.talker.driving import Encoding, Recordings, ask, speak
 
 RECORDING = np.random.default_rng(0).uniform(-0.5, 0.5, 9600).astype(np.float32)
 CODES = np.random.default_rng(1).integers(0, 2048, (5, 16)).astype(np.int16)
@@ -28,11 +27,13 @@ def engine(engine_of: Callable[[str], Engine]) -> Iterator[Engine]:
     vector = np.full(engine.prompts.tables.text.shape[1], 0.1, np.float32)
     recordings: Any = Recordings(lambda each: ClonePrompt(vector, None if each.x_vector_only else CODES))
     engine.prompts.recordings = recordings
+    caches = engine.prompts.speakers, engine.prompts.references
+    for cache in caches:
+        cache.take_lookups()
     yield engine
     engine.prompts.recordings = None
     engine.forget((IN_CONTEXT.reference.key[:16],))  # type: ignore[union-attr]
-    for cache in (engine.prompts.speakers, engine.prompts.references):
-        cache.take_lookups()
+    for cache in caches:
         cache._forgotten.clear()
 
 
@@ -40,25 +41,6 @@ def started(engine: Engine) -> list[Encoding]:
     recordings: Any = engine.prompts.recordings
     every: list[Encoding] = recordings.started
     return every
-
-
-@pytest.mark.parametrize("request_", [IN_CONTEXT, BY_VECTOR], ids=["in context", "by vector"])
-def test_commands_wait_for_the_recording_in_order(engine: Engine, request_: SynthesisRequest) -> None:
-    preparation, other = InputPreparation(engine), Submit(2, ask("Another one."))
-    last = Append(1, "more", is_last=True)
-    assert preparation.ready_commands([Submit(1, request_), other]) == [other]
-    assert preparation.ready_commands([last]) == []
-    assert preparation
-    started(engine)[0].is_done = True
-    submit, *others = preparation.ready_commands([])
-    assert (others, bool(preparation)) == ([last], False)
-    assert isinstance(submit, Submit)
-    first, *later = [chunk.clone_prompt for chunk in chunks_of(engine, submit.request)]
-    assert first is not None
-    np.testing.assert_array_equal(first.speaker, started(engine)[0].result.speaker)
-    assert (first.codes is None) == (request_ is BY_VECTOR)
-    assert set(later) == {None}
-    assert len(started(engine)) == 1
 
 
 def test_an_encoded_recording_is_found_in_the_cache(engine: Engine) -> None:
@@ -85,13 +67,6 @@ def test_a_vector_alone_does_not_replace_codes(engine: Engine) -> None:
     assert len(started(engine)) == 2
 
 
-def test_a_request_that_is_aborted_leaves_at_once(engine: Engine) -> None:
-    """And what concerns all requests waits for none."""
-    preparation, commands = InputPreparation(engine), list[Command]([Submit(0, IN_CONTEXT), Forget(()), Abort(0)])
-    assert preparation.ready_commands(commands) == [Forget(()), Abort(0)]
-    assert not preparation
-
-
 def test_a_warm_up_is_no_lookup(engine: Engine) -> None:
     warm_up(engine)
     assert len(started(engine)) > 0
@@ -102,36 +77,5 @@ def test_an_engine_that_is_asked_directly_waits(engine: Engine) -> None:
     assert len(speak(engine, IN_CONTEXT).codes) == 9
 
 
-def refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> SynthesisRequest:
-    def full(*, background: bool) -> None:
-        raise Overloaded("full", retry_after_s=1)
-
-    monkeypatch.setattr(engine.scheduler, "check_room", full)
-    return IN_CONTEXT
-
-
 def too_short(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> SynthesisRequest:
     return replace(IN_CONTEXT, reference=Reference(RECORDING[:100], "Said."))
-
-
-@pytest.mark.parametrize(("make", "error"), [(refused, Overloaded), (too_short, InvalidRequest)])
-def test_an_invalid_request_is_not_encoded(
-    engine: Engine,
-    make: Callable[[Engine, pytest.MonkeyPatch], SynthesisRequest],
-    error: type[Exception],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    submit = Submit(1, make(engine, monkeypatch))
-    assert InputPreparation(engine).ready_commands([submit]) == [submit]
-    with pytest.raises(error):
-        engine.add(1, submit.request)
-    assert started(engine) == []
-
-
-def test_marks_tell_when_the_recording_arrived(engine: Engine) -> None:
-    preparation = InputPreparation(engine)
-    preparation.ready_commands([Submit(1, replace(IN_CONTEXT, marks=(("received", 1),)))])
-    started(engine)[0].is_done = True
-    (submit,) = preparation.ready_commands([])
-    assert isinstance(submit, Submit)
-    assert [stage for stage, _ in submit.request.marks] == ["received", "to-engine"]

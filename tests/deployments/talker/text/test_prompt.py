@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.errors import InvalidRequest
-from deployments.protocol import Mailbox, ModelKind, Reference, SynthesisRequest
+from deployments.protocol import Reference, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.text.prompt import Prompt, PromptBuilder, full_text
+from deployments.talker.text.prompt import Prompt, PromptBuilder
 from deployments.weights.description import describe
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
@@ -79,25 +78,6 @@ def test_clones_take_no_instructions_as_officially(engine_of: Callable[[str], En
 
 
 @pytest.mark.parametrize(
-    ("voice", "dialect"), [("eric", "sichuan_dialect"), ("dylan", "beijing_dialect"), ("ryan", None)]
-)
-@pytest.mark.parametrize("language", ["auto", "chinese"])
-def test_dialect_speakers_keep_to_it(named: PromptBuilder, voice: str, dialect: str | None, language: str) -> None:
-    asked = named.build(ask(voice=voice, language=language))
-    assert same(asked, named.build(ask(voice=voice, language=dialect or language)))
-    has_language_row = asked.codec_ids[LEAD_ROWS + 2] == named.config.languages[dialect or "chinese"]
-    assert has_language_row == (dialect is not None or language == "chinese")
-
-
-@pytest.mark.parametrize("text", ["", "  ", "\n\t"])
-@pytest.mark.parametrize("non_streaming_mode", [True, False])
-def test_nothing_to_say_is_an_invalid_request(named: PromptBuilder, text: str, non_streaming_mode: bool) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        named.build(ask(text, non_streaming_mode=non_streaming_mode))
-    assert (caught.value.param, caught.value.code) == ("input", "empty_input")
-
-
-@pytest.mark.parametrize(
     "frames",
     [3, 31, 32, 60],  # text and its end are as long as 32 frames and their beginning
 )
@@ -110,12 +90,3 @@ def test_a_clone_in_context_has_text_and_frames_side_by_side(builders: Builders,
     assert (len(prompt.trailing), prompt.num_text_tokens) == (max(1, tokens + 1 - (frames + 1)), len(TEXT))
     control = builder.config.tokens
     assert prompt.trailing[-1] == (control.tts_eos if tokens + 1 > frames + 1 else control.tts_pad)
-
-
-@pytest.mark.parametrize("kind", ModelKind)
-@pytest.mark.parametrize("asked", [None, True, False])
-def test_unasked_only_clones_stream_their_text(kind: ModelKind, asked: bool | None) -> None:
-    expected = kind is not ModelKind.BASE if asked is None else asked
-    assert full_text(kind, SynthesisRequest("test", TEXT, non_streaming_mode=asked)) is expected
-    live = SynthesisRequest("test", "", non_streaming_mode=asked, mailbox=Mailbox("127.0.0.1", 1, "token"))
-    assert full_text(kind, live) is False

@@ -46,27 +46,6 @@ def test_control_tokens_are_tokens_to_the_official_tokenizer(directory: Path, to
     assert official("<|im_end|>").input_ids == [tokens.im_end]
 
 
-def test_the_role_is_three_tokens(tokenizer: TextTokenizer, tokens: ControlTokens) -> None:
-    assert tokenizer.role == [tokens.im_start, *tokenizer.encode_exact("assistant\n")]
-    assert len(tokenizer.role) == 3
-
-
-@pytest.mark.parametrize("text", ["\nHello", "\n\n Hello", "  Hello", "\r\n\tHello"])
-def test_whitespace_in_front_goes(tokenizer: TextTokenizer, text: str) -> None:
-    assert tokenizer.encode(text) == tokenizer.encode_exact("Hello")
-    assert tokenizer.encode_exact(text) != tokenizer.encode_exact("Hello")
-
-
-@pytest.mark.parametrize("text", ["", " ", "\n \t"])
-def test_no_text_is_no_tokens(tokenizer: TextTokenizer, text: str) -> None:
-    assert tokenizer.encode(text) == []
-
-
-@pytest.mark.parametrize("text", ["Grüße", "你好，世界", "🙂", "a\nb ", "assistant assistant"])
-def test_other_text_is_kept_byte_for_byte(tokenizer: TextTokenizer, text: str) -> None:
-    assert tokenizer._bpe.decode(tokenizer.encode(text)) == text
-
-
 @pytest.mark.parametrize(
     "text", ["Hello", "Hello.", "Hello.\u201d", "50 %?!", "\u4f60\u597d", "\u4f60\u597d\u3002", "!?"]
 )
@@ -75,12 +54,6 @@ def test_marks_at_the_end_are_no_part_of_a_word(tokenizer: TextTokenizer, text: 
     spoken = text.rstrip(".\u201d %?!\u3002")
     num_spoken = len(tokenizer.encode_exact(spoken)) if spoken else 0
     assert tokenizer.num_unspoken(ids) == len(ids) - num_spoken
-
-
-def test_instructions_are_a_user_turn(tokenizer: TextTokenizer, tokens: ControlTokens) -> None:
-    body = tokenizer.encode_exact("user\nSpeak slowly.")
-    newline = tokenizer.encode_exact("\n")
-    assert tokenizer.encode_instructions("\nSpeak slowly.") == [tokens.im_start, *body, tokens.im_end, *newline]
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt"])
