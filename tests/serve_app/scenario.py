@@ -1,0 +1,576 @@
+"""Plays the scenarios in data/records: lines that begin with `> ` are commands, and the others are what they show.
+
+Time is virtual: it moves when nothing else can happen. Threads are function calls, and random ids are numbers.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import random
+import re
+import secrets
+import selectors
+import socket
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.types import Message
+
+import deployments.errors
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
+from deployments.serving import metrics
+from serve_app.api.access.callers import VISITOR
+from serve_app.api.application import create_api
+from serve_app.api.request_record import RequestRecord
+from serve_app.api.resolve.resolver import Resolver
+from serve_app.cli.key_file import create_key, limit_keys, revoke_keys
+from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.extension import ExtensionState, Node
+from serve_app.extensions.jobs.job_manager import JobManager
+from serve_app.extensions.jobs.segment_maker import SegmentMaker
+from serve_app.extensions.live.live_text import LiveTexts
+from serve_app.extensions.models.model_choice import ModelChoice
+from serve_app.extensions.text.reading import TextReading
+from serve_app.extensions.voices.extension import open_voices
+from serve_app.extensions.voices.settings import VoiceSettings
+from serve_app.speech.model_state import ModelState, ModelStatus
+from serve_app.speech.speech_models import SpeechModel, SpeechModels
+from tests.clock import Clock
+from tests.records import FOLDER, Record, shown
+from tests.serve_app import asgi
+from tests.serve_app.fake import BASE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
+
+BEGIN_S = 1_795_000_000.0  # 2026-11-18, of the virtual clock
+MODELS = {
+    "custom": replace(FOLLOWED, name="Qwen/Own", languages=("chinese", "english", "german", "japanese"), fingerprint="f1"),
+    "base": replace(BASE, name="Qwen/Base", languages=("english", "french"), sample_rate=16000, frame_samples=1280, fingerprint="f2"),
+    "design": replace(VOICE_DESIGN, fingerprint="f3"),
+}
+_USUAL = {("client", "127.0.0.1"), ("rate", 24000.0)}  # of a record
+_AUDIO = re.compile(r"[A-Za-z0-9+/]{60,}={0,2}")
+_UNSHOWN = {"content-length", "date", "x-request-id"}
+_OF_STREAMS = {
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+    "x-digital-source-type": "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia",
+}
+_ENCODED = {b"OggS": "ogg", b"fLaC": "flac", b"ID3\x04": "mp3", b"\x1aE\xdf\xa3": "webm", b"\xff\xf1": "aac", b"\xff\xf3": "mp3", b"\xff\xfb": "mp3"}
+
+
+class Selector(selectors.DefaultSelector):
+    """Moves the clock on instead of waiting."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(30.0 if timeout is None else 0.0)
+        if not ready and timeout is not None and timeout > 0:
+            self._clock.now_s += timeout
+        return ready
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Virtual time; calls instead of threads; pairs of sockets instead of a network, where nothing is on its way."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(Selector(clock))
+        self._virtual = clock
+        self._servers: dict[int, Any] = {}
+
+    def time(self) -> float:
+        return self._virtual.now_s
+
+    def run_in_executor(self, executor: Any, call: Any, *args: Any) -> Any:
+        future = self.create_future()
+        try:
+            future.set_result(call(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    async def create_server(self, factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        port = 4000 + len(self._servers)
+        self._servers[port] = factory
+        named = SimpleNamespace(getsockname=lambda: (host, port))
+        return SimpleNamespace(sockets=[named], close=lambda: self._servers.pop(port, None), is_serving=lambda: False)
+
+    async def create_connection(self, factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        if port not in self._servers:
+            raise ConnectionRefusedError(f"nothing listens on {port}")
+        ours, theirs = socket.socketpair()
+        await self.connect_accepted_socket(self._servers[port], theirs)
+        return await super().create_connection(factory, sock=ours)
+
+
+class Speaker(FakeSynthesizer):
+    """Speaks a frame for each five characters, the first after 0.13 s and each other after 0.05 s."""
+
+    def __init__(self, name: str, record: Record) -> None:
+        super().__init__(MODELS[name])
+        self._name, self._record = name, record
+        self.plans: list[dict[str, Any]] = []  # of the next requests
+        self.gate = asyncio.Event()  # no audio before it is set
+        self.gate.set()
+
+    async def describe(self) -> ModelInfo:
+        several = {"name": self._name, "checkpoint": f"models/{self._name}"} if self.is_one_of_several else {}
+        return replace(await super().describe(), **several)
+
+    is_one_of_several = False
+
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
+        plan = self.plans.pop(0) if self.plans else {}
+        self._record(f"  {self._name} speaks {_brief(request)[17:-1]}")
+        number, reading = len(self.texts), None
+        self.texts.append(request.text)
+        ended = "abandoned"
+        try:
+            if request.mailbox is not None:
+                reading = asyncio.create_task(self._read(request, number))
+                await (asyncio.sleep(plan.get("hasty_s", 0.2)) if "hasty_s" in plan else reading)
+                self._record(f"  {self._name} has read", self.texts[number])
+            await asyncio.sleep(plan.get("delay_s", 0.13))
+            await self.gate.wait()
+            assert self.info is not None
+            num_frames, size = plan.get("frames", -(-len(self.texts[number]) // 5)), self.info.frame_samples
+            for frame in range(num_frames):
+                if frame == plan.get("fails_at"):
+                    raise _error(plan["error"])
+                codes = np.full((1, self.info.num_code_groups), frame, np.int16)
+                told = (Reading(frame, (5.0 * frame,)),)
+                yield PcmChunk(b"\xe8\x03" * size, codes, 3 + frame, position=size * (frame + 1), readings=told)
+                await asyncio.sleep(plan.get("frame_s", 0.05))
+            if "error" in plan and plan.get("fails_at", num_frames) >= num_frames:
+                raise _error(plan["error"])
+            reason = FinishReason(plan.get("reason", "stop"))
+            yield PcmChunk(b"", np.zeros((0, 16), np.int16), 3 + num_frames, reason, position=size * num_frames)
+            ended = reason.value
+        except Exception as error:
+            ended = shown(error)
+            raise
+        finally:
+            if reading is not None:
+                reading.cancel()
+            if ended != "stop":
+                self._record(f"  {self._name} ends", ended, request.text)
+
+
+def _brief(value: Any) -> str:
+    """A dataclass without its defaults, and without what differs in each run."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return shown(value)
+    told = {each.name: getattr(value, each.name) for each in fields(value)}
+    told = {each.name: told[each.name] for each in fields(value) if told[each.name] != each.default}
+    named = ((name, item) for name, item in told.items() if name not in ("marks", "port") and _brief(item) != "Sampling()")
+    return f"{type(value).__name__}({', '.join(f'{name}={_brief(item)}' for name, item in named)})"
+
+
+class Raw(str):
+    __repr__ = str.__str__
+
+
+def _error(named: str) -> Exception:
+    kind, _, rest = named.partition(" ")
+    return getattr(deployments.errors, kind)(*json.loads(rest or "[]"))
+
+
+class Book(ExtensionState):
+    """The extension `records`: shows each record."""
+
+    is_shown = True
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def receive(self, record: RequestRecord) -> None:
+        usage, began_ns = record.usage, record.received_ns
+        told = {name: getattr(record, name) for name in ("request_id", "method", "path", "dialect", "client", "key", "characters", "error", "trace")}
+        told |= {"finish": usage.finish_reason, "seed": usage.seed, "voice": usage.voice, "model": usage.model}
+        told |= {"tokens": usage.input_tokens, "frames": usage.frames, "samples": usage.samples, "rate": record.samples_per_s}
+        told |= {"ms": (record.ended_ns - began_ns) // 10**6, "first_ms": usage.first_audio_ns and (usage.first_audio_ns - began_ns) // 10**6}
+        if not self.is_shown:
+            return
+        self._record("  record", *(Raw(f"{name}={shown(value)}") for name, value in told.items() if value and (name, value) not in _USUAL))
+
+
+class World:
+    """One server, its clients and its fakes. Each command is a method."""
+
+    def __init__(self, folder: Path, record: Record, clock: Clock) -> None:
+        self.folder, self.record, self.clock = folder, record, clock
+        self.names: dict[str, str] = {}
+        self.sockets: dict[str, asgi.Connection] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.last: Any = None
+        self.values = defaultdict[str, list[float]](list)
+        self.states: dict[str, ModelState] = {}
+        self.running: dict[str, bool] = {}
+        self._closing: list[Callable[[], Any]] = []
+
+    async def do(self, line: str) -> None:
+        self.record(f"> {line}")
+        line = re.sub(r"\$(\w+)", lambda match: self.names.get(match[1], match[0]), line)
+        name, _, rest = line.partition(" ")
+        try:
+            if name in self.sockets:
+                self._send(self.sockets[name], rest)
+            elif len(name) == 1:
+                self.record(f"{name} is closed")
+            elif name.isupper():
+                await self.request(name, *rest.split(" | "))
+            else:
+                await getattr(self, f"on_{name}")(rest)
+        except Exception as error:
+            self.record("!", error)
+        await asyncio.sleep(0.001)
+        self._show_sockets()
+
+    async def on_server(self, rest: str) -> None:
+        wanted = json.loads(rest or "{}")
+        await self.close()
+        record, store = self.record, self.folder / "store"
+        given = {"voices": {"store": str(store)}, "disclose_synthetic": True, **wanted.get("api", {})}
+        if "keys" in wanted:
+            given.setdefault("access", {})["keys_file"] = str(self.folder / "keys.json")
+        settings = ApiSettings.model_validate(given)
+        names = wanted.get("models", ["custom"])
+        self.speakers = {name: Speaker(name, record) for name in names}
+        Speaker.is_one_of_several = len(names) > 1
+        routes = {name if len(names) > 1 else "": speaker for name, speaker in self.speakers.items()}
+        self.states = {name: ModelState(ModelStatus.READY) for name in routes}
+        self.running = dict.fromkeys(routes, True)
+        node = Node(
+            is_running=lambda model: self.running[model],
+            is_ready=lambda: any(self.running.values()),
+            scrape=lambda: b"# HELP ray_talkray_x X\nray_talkray_x 1\nray_talkray_usage_x{key=\"ada\"} 2\nray_other 3\n",
+            state=lambda model: self.states[model],
+            sizes=lambda: {"Talker": (3, 2), "Codec": (5, 4)},
+            forget=self._forget,
+        )
+        voices = open_voices(settings.of(VoiceSettings), forget=self._forget)
+        texts = LiveTexts()
+        models = SpeechModels({name: SpeechModel(speaker, settings.admission) for name, speaker in routes.items()})
+        resolver = Resolver(models, settings)
+        for state in (TextReading(), voices, ModelChoice()):
+            state.install(resolver)
+        book = Book(record)
+        book.is_shown = wanted.get("records", True)
+        self.hindrance: str | None = None
+        maker = SegmentMaker(routes, voices, book.receive)
+        self.manager = JobManager(resolver, voices, maker, hindrance=lambda model: self.hindrance)
+        opened = {"records": book, "voices": voices, "live": texts, "jobs": self._call}
+        admission = {name: AdmissionSettings(**{**settings.admission.model_dump(), **wanted.get("admission", {}).get(name, {})}) for name in routes}
+        self.api = create_api({name: (speaker, admission[name]) for name, speaker in routes.items()}, settings, opened=opened, node=node)
+        running = asyncio.create_task(self.manager.run()) if wanted.get("jobs") else None
+        for state in self.api.state.opened.values():
+            if isinstance(state, ExtensionState):
+                state.follow()
+
+        async def close() -> None:
+            if running is not None:
+                running.cancel()
+                await asyncio.wait((running,))
+            await texts.aclose()
+            if others := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in others:
+                    task.cancel()
+                await asyncio.wait(others)
+
+        self._closing.append(close)
+
+    async def close(self) -> None:
+        for name in list(self.sockets):
+            await self.sockets.pop(name).__aexit__()
+        for task in self.tasks.values():
+            task.cancel()
+        while self._closing:
+            await self._closing.pop()()
+
+    async def _call(self, method: str, *arguments: object) -> object:
+        return await getattr(self.manager, method)(*arguments)
+
+    async def _forget(self, voices: tuple[bytes, ...]) -> None:
+        if voices:
+            self.record("  forget", voices)
+
+    async def request(self, method: str, path: str, *parts: str) -> None:
+        await self._answer(method, path, parts)
+
+    async def on_background(self, rest: str) -> None:
+        """NAME METHOD PATH ...: a request that goes on."""
+        name, method, more = rest.split(" ", 2)
+        path, *parts = more.split(" | ")
+        self.tasks[name] = asyncio.create_task(self._answer(method, path, parts, f"{name}: "))
+
+    async def on_leave(self, name: str) -> None:
+        self.connections[name].receive({"type": "http.disconnect"})
+
+    connections: dict[str, asgi.Connection] = {}
+
+    async def _answer(self, method: str, path: str, parts: Any, title: str = "") -> None:
+        headers, body = dict[str, str](), b""
+        for part in parts:
+            if part[0] in "{[":
+                body = part.encode("utf-8", "surrogatepass")
+                headers.setdefault("content-type", "application/json")
+            elif part.startswith("raw "):
+                body = part[4:].encode("utf-8", "surrogatepass")
+            elif part.startswith("form "):
+                body = self._form(part[5:])
+                headers["content-type"] = "multipart/form-data; boundary=b0"
+            else:
+                name, _, value = part.partition(": ")
+                headers[name] = value * 300 if name == "long" else value
+        async with asgi.http(self.api, method, path, body=body, headers=headers) as connection:
+            if title:
+                self.connections[title[:-2]] = connection
+            try:
+                answer = await connection.answer()
+            except Exception as error:
+                self.record(f"{title}!", error)
+                return
+        told = {name: value for name, value in answer.headers.items() if name not in _UNSHOWN}
+        kind = told.pop("content-type", "")
+        if _OF_STREAMS.items() <= told.items():
+            told = {"usual": "headers", **{name: value for name, value in told.items() if name not in _OF_STREAMS}}
+        self.record(f"{title}{answer.status} {kind} {' | '.join(f'{n}: {v}' for n, v in told.items())}".rstrip())
+        self._show_body(kind, answer.content)
+
+    def _form(self, fields: str) -> bytes:
+        out = b""
+        for field in re.split(r" (?=\w+=)", fields):
+            name, _, value = field.partition("=")
+            content, named = value.encode(), ""
+            if value.startswith("@"):
+                named = f'; filename="{value[1:]}"'
+                content = self._file(value[1:])
+            out += f'--b0\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'.encode() + content + b"\r\n"
+        return out + b"--b0--\r\n"
+
+    def _file(self, name: str) -> bytes:
+        """A recording such as tone-3.5 or one that the server gave before (`kept`), or else its name."""
+        if name.startswith("tone-"):
+            seconds, _, rate = name[5:].partition("-")
+            return recording(float(seconds), int(rate or 24000))
+        return self.kept if name == "kept" else name.encode()
+
+    kept = b""
+
+    def _show_body(self, kind: str, content: bytes) -> None:
+        if kind.startswith("application/json"):
+            self.last = json.loads(content)
+            self.record(f"  {_compact(self.last)}")
+        elif kind.startswith(("text/", "application/x-ndjson")):
+            for line in content.decode().splitlines()[:60]:
+                data = line.removeprefix("data: ")
+                self.record(f"  {'data: ' if data != line else ''}{_compact(json.loads(data)) if data[:1] == '{' else data[:300]}")
+        else:
+            self.kept = content
+            self.record(f"  {_sound(content)}")
+
+    async def on_ws(self, rest: str) -> None:
+        """NAME PATH | header: value | protocols a b"""
+        name, place = rest.split(" ", 1)
+        path, *parts = place.split(" | ")
+        protocols = next((part.split()[1:] for part in parts if part.startswith("protocols ")), [])
+        headers = dict(part.split(": ", 1) for part in parts if not part.startswith("protocols "))
+        if name in self.sockets:
+            await self.sockets.pop(name).__aexit__()
+        connection = asgi.websocket(self.api, path, headers=headers, subprotocols=protocols)
+        self.sockets[name] = await connection.__aenter__()
+
+    def _send(self, connection: asgi.Connection, rest: str) -> None:
+        if rest in ("leaves", "closes"):
+            connection.receive({"type": "websocket.disconnect", "code": 1000 if rest == "closes" else 1006})
+        elif rest.startswith("bytes "):
+            connection.receive({"type": "websocket.receive", "bytes": rest[6:].encode()})
+        else:
+            connection.receive({"type": "websocket.receive", "text": rest})
+
+    def _show_sockets(self) -> None:
+        for name, connection in list(self.sockets.items()):
+            heard = b""
+            while True:
+                message: Message | None = connection._outgoing.get_nowait() if connection.has_sent else None
+                if heard and (message is None or message.get("bytes") is None):
+                    self.record(f"{name} {_sound(heard)}")
+                    heard = b""
+                if message is None:
+                    break
+                if message.get("bytes") is not None:
+                    heard += message["bytes"]
+                elif "text" in message:
+                    self.last = json.loads(message["text"])
+                    self.record(f"{name} {_compact(self.last)}")
+                else:
+                    told = {key: value for key, value in message.items() if value not in (None, [], ())}
+                    told["headers"] = [b": ".join(pair).decode() for pair in told.pop("headers", ())]
+                    self.record(f"{name} {told.pop('type')}", **told)
+            if connection.task.done():
+                self.record(f"{name} has ended", connection.task.exception())
+                del self.sockets[name]
+
+    async def on_wait(self, seconds: str) -> None:
+        await asyncio.sleep(float(seconds))
+
+    async def on_plan(self, rest: str) -> None:
+        """MODEL {..}: how one of the next requests goes; see Speaker."""
+        name, _, plan = rest.partition(" ")
+        self.speakers[name].plans.append(json.loads(plan))
+
+    async def on_hold(self, name: str) -> None:
+        self.speakers[name].gate.clear()
+
+    async def on_release(self, name: str) -> None:
+        self.speakers[name].gate.set()
+
+    async def on_model(self, rest: str) -> None:
+        """MODEL {..} changes its description; null: it is not ready."""
+        name, _, changes = rest.partition(" ")
+        told = json.loads(changes)
+        self.speakers[name].info = None if told is None else replace(MODELS[name], **told)
+
+    async def on_state(self, rest: str) -> None:
+        """MODEL STATUS {..}: what the pools are said to be."""
+        name, status, more = rest.split(" ", 2)
+        route = name if len(self.speakers) > 1 else ""
+        self.states[route] = ModelState(ModelStatus(status), **json.loads(more))
+        self.running[route] = status in ("ready", "asleep")
+
+    async def on_hinder(self, reason: str) -> None:
+        self.hindrance = reason or None
+
+    async def on_store(self, what: str) -> None:
+        """breaks, or mends: the folder is a file."""
+        store, away = self.folder / "store", self.folder / "away"
+        if what == "breaks":
+            store.rename(away)
+            store.write_text("")
+        else:
+            store.unlink()
+            away.rename(store)
+
+    async def on_files(self, pattern: str) -> None:
+        for file in sorted(self.folder.glob(pattern)):
+            name = file.relative_to(self.folder)
+            self.record(f"  {name}" if file.is_dir() else f"  {name}", *([_text(file)] if file.suffix in (".json", ".jsonl") else []))
+
+    async def on_damage(self, rest: str) -> None:
+        """PATTERN [TEXT]: replaces the files; without a text, deletes them."""
+        pattern, _, text = rest.partition(" ")
+        for file in self.folder.glob(pattern):
+            file.write_text(text) if text else file.unlink()
+
+    async def on_age(self, rest: str) -> None:
+        """PATTERN SECONDS: the files are that old for the store's clock."""
+        pattern, seconds = rest.split()
+        for file in self.folder.glob(pattern):
+            os.utime(file, (self.clock.now_s + BEGIN_S - float(seconds),) * 2)
+
+    async def on_let(self, rest: str) -> None:
+        """NAME PATH: remember a value of the last JSON."""
+        name, path = rest.split()
+        value = self.last
+        for key in path.split("."):
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        self.names[name] = str(value)
+
+    async def on_key(self, rest: str) -> None:
+        """create NAME {limits} | revoke NAME | limit NAME {limits}"""
+        what, name, limits = (*rest.split(" ", 2), "{}")[:3]
+        file, given = self.folder / "keys.json", json.loads(limits)
+        if what == "create":
+            self.names[name] = create_key(file, name, **given)
+        else:
+            changed = revoke_keys(file, name) if what == "revoke" else limit_keys(file, name, given)
+            self.record(f"  {', '.join(key.id for key in changed)}")
+
+    async def on_metrics(self, _: str) -> None:
+        for name, values in sorted(self.values.items()):
+            self.record(f"  {name} {len(values)} x, last {values[-1]:.6g}, sum {sum(values):.6g}")
+        self.values.clear()
+
+    def measure(self, instrument: metrics.Instrument, value: float, **tags: str) -> None:
+        named = f"{instrument.name.removeprefix('talkray_')}{shown(tags) if tags else ''}"
+        self.values[named].append(value)
+
+
+def _text(file: Path) -> str:
+    return Raw(_compact([json.loads(line) for line in file.read_text().splitlines()]) if file.suffix == ".jsonl" else _compact(json.loads(file.read_text())))
+
+
+def recording(seconds: float, rate: int) -> bytes:
+    """A WAV file of a tone that sounds all the time."""
+    pcm = (9000 * np.sin(2 * np.pi * 330 * np.arange(int(seconds * rate)) / rate)).astype("<i2").tobytes()
+    header = b"RIFF" + (36 + len(pcm)).to_bytes(4, "little") + b"WAVEfmt \x10\0\0\0\1\0\1\0"
+    return header + rate.to_bytes(4, "little") + (2 * rate).to_bytes(4, "little") + b"\2\0\x10\0data" + len(pcm).to_bytes(4, "little") + pcm
+
+
+def _sound(content: bytes) -> str:
+    for magic, name in _ENCODED.items():
+        if content.startswith(magic):
+            return f"audio {name}"
+    return f"audio wav {content[20:36].hex()}" if content.startswith(b"RIFF") else f"audio {len(content)} bytes"
+
+
+def _compact(value: Any) -> str:
+    def plain(each: Any) -> Any:
+        match each:
+            case dict():
+                return {name: plain(item) for name, item in each.items()}
+            case list():
+                return [plain(item) for item in each]
+            case str() if _AUDIO.fullmatch(each):
+                return f"<{_sound(base64.b64decode(each))}>" if len(each) % 4 == 0 else "<long>"
+            case float():
+                return float(f"{each:.6g}")
+        return each
+
+    return json.dumps(plain(value), ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def play(name: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
+    """Play the commands of data/records/`name`.txt, and compare all of it."""
+    clock, ids, drawn = Clock(), count(1), random.Random(17)
+    record = Record((re.escape(str(folder)), "FOLDER"), (r"(?<![0-9a-f.])0{6,}(?=[0-9a-f])", ""), (", client='address 127.0.0.1'", ""))
+    for function, scale in (("time", 1), ("monotonic", 1), ("perf_counter", 1), ("time_ns", 10**9), ("monotonic_ns", 10**9), ("perf_counter_ns", 10**9)):
+        begin = 1000.0 if "mono" in function or "perf" in function else BEGIN_S
+        patched.setattr(time, function, partial(_now, clock, begin, scale))
+    patched.setattr(secrets, "token_hex", lambda size=32: f"{next(ids):0{2 * size}x}")
+    patched.setattr(secrets, "token_bytes", lambda size=32: next(ids).to_bytes(size))
+    patched.setattr(secrets, "token_urlsafe", lambda size=32: base64.urlsafe_b64encode(next(ids).to_bytes(size)).rstrip(b"=").decode())
+    patched.setattr(secrets, "randbits", lambda bits: drawn.getrandbits(min(bits, 12)))
+    world = World(folder, record, clock)
+    for instrument in metrics.INSTRUMENTS:
+        patched.setattr(instrument, "record", partial(world.measure, instrument))
+
+    async def run() -> None:
+        try:
+            for line in (FOLDER / f"{name}.txt").read_text(encoding="utf-8").splitlines():
+                if line.startswith("> "):
+                    await world.do(line[2:])
+                elif line.startswith("#"):
+                    record(line)
+        finally:
+            await world.close()
+
+    with record.logs("serve_app", "deployments"), asyncio.Runner(loop_factory=partial(Loop, clock)) as runner:
+        runner.run(run())
+    record.check(name)
+
+
+def _now(clock: Clock, begin: float, scale: int) -> float:
+    now = clock.now_s + begin
+    return now if scale == 1 else round(now * 1e6) * (scale // 10**6)
