@@ -11,10 +11,13 @@ import random
 import re
 import secrets
 import selectors
+import shlex
 import socket
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import count
@@ -22,9 +25,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 from starlette.types import Message
+from typer.testing import CliRunner
 
 import deployments.errors
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
@@ -34,7 +39,8 @@ from serve_app.api.application import create_api
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.cli.key_file import create_key, limit_keys, revoke_keys
-from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.cli.main import cli
+from serve_app.config import AdmissionSettings, ApiSettings, read_config
 from serve_app.extension import ExtensionState, Node
 from serve_app.extensions.jobs.job_manager import JobManager
 from serve_app.extensions.jobs.segment_maker import SegmentMaker
@@ -50,21 +56,33 @@ from tests.records import FOLDER, Record, shown
 from tests.serve_app import asgi
 from tests.serve_app.fake import BASE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
 
-BEGIN_S = 1_795_000_000.0  # 2026-11-18, of the virtual clock
+BEGIN_S = 1_060_000_000.0  # 2003-08-04, of the virtual clock: years that files and keys have by the real one are masked
+LANGUAGES = "chinese english french german italian japanese korean portuguese russian spanish".split()
 MODELS = {
-    "custom": replace(FOLLOWED, name="Qwen/Own", languages=("chinese", "english", "german", "japanese"), fingerprint="f1"),
+    "custom": replace(FOLLOWED, name="Qwen/Own", voices=("serena", "vivian", "ryan"), languages=("chinese", "english", "german", "japanese"), fingerprint="f1"),
     "base": replace(BASE, name="Qwen/Base", languages=("english", "french"), sample_rate=16000, frame_samples=1280, fingerprint="f2"),
     "design": replace(VOICE_DESIGN, fingerprint="f3"),
+    "poly": replace(FOLLOWED, name="poly", voices=("serena", "ryan"), languages=tuple(LANGUAGES)),
 }
-_USUAL = {("client", "127.0.0.1"), ("rate", 24000.0)}  # of a record
+_USUAL = {("client", "127.0.0.1"), ("rate", 24000.0), ("rate", 1.0)}  # of a record
 _AUDIO = re.compile(r"[A-Za-z0-9+/]{60,}={0,2}")
+_MASKS = (  # random ids are numbers; what depends on an encoder of audio, or on the real clock
+    (r"(?<![0-9a-f.])0{6,}(?=[0-9a-f])", ""),
+    (", client='address 127.0.0.1'", ""),
+    (r"\b[0-9a-f]{64}\b", "SHA256"),
+    (r"ek_[\w.-]+", "TOKEN"),
+    (r"Generic \w+ error.*", "REASON"),
+    (r"((?:num_bytes|file_size|\"bytes\"|plan_bytes)\W{1,3}|You need |You have [0-9]+ jobs, |take )[0-9]+", r"\1N"),
+    (r"\([0-9,]+ bytes\)", "(N bytes)"),
+    (r"20[2-9][0-9]-[0-9-]+T[0-9:]+\+00:00", "TIME"),
+)
 _UNSHOWN = {"content-length", "date", "x-request-id"}
 _OF_STREAMS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
     "x-digital-source-type": "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia",
 }
-_ENCODED = {b"OggS": "ogg", b"fLaC": "flac", b"ID3\x04": "mp3", b"\x1aE\xdf\xa3": "webm", b"\xff\xf1": "aac", b"\xff\xf3": "mp3", b"\xff\xfb": "mp3"}
+_ENCODED = {b"OggS": "ogg", b"fLaC": "flac", b"ID3\x04": "mp3", b"\x1aE\xdf\xa3": "webm", b"PK\x03\x04": "zip", b"\xff\xf1": "aac", b"\xff\xf3": "mp3", b"\xff\xfb": "mp3"}
 
 
 class Selector(selectors.DefaultSelector):
@@ -150,7 +168,9 @@ class Speaker(FakeSynthesizer):
                     raise _error(plan["error"])
                 codes = np.full((1, self.info.num_code_groups), frame, np.int16)
                 told = (Reading(frame, (5.0 * frame,)),)
-                yield PcmChunk(b"\xe8\x03" * size, codes, 3 + frame, position=size * (frame + 1), readings=told)
+                pcm = ((np.arange(frame * size, (frame + 1) * size) * 7919) % 6007 - 3003).astype("<i2").tobytes()
+                marks = (*request.marks, ("spoken", time.time_ns())) if request.marks and not frame else ()
+                yield PcmChunk(pcm, codes, 3 + frame, position=size * (frame + 1), readings=told, marks=marks)
                 await asyncio.sleep(plan.get("frame_s", 0.05))
             if "error" in plan and plan.get("fails_at", num_frames) >= num_frames:
                 raise _error(plan["error"])
@@ -172,8 +192,8 @@ def _brief(value: Any) -> str:
     if not is_dataclass(value) or isinstance(value, type):
         return shown(value)
     told = {each.name: getattr(value, each.name) for each in fields(value)}
-    told = {each.name: told[each.name] for each in fields(value) if told[each.name] != each.default}
-    named = ((name, item) for name, item in told.items() if name not in ("marks", "port") and _brief(item) != "Sampling()")
+    told = {each.name: told[each.name] for each in fields(value) if shown(told[each.name]) != shown(each.default)}
+    named = ((name, item) for name, item in told.items() if name not in ("marks", "port", "key") and _brief(item) != "Sampling()")
     return f"{type(value).__name__}({', '.join(f'{name}={_brief(item)}' for name, item in named)})"
 
 
@@ -199,7 +219,8 @@ class Book(ExtensionState):
         told = {name: getattr(record, name) for name in ("request_id", "method", "path", "dialect", "client", "key", "characters", "error", "trace")}
         told |= {"finish": usage.finish_reason, "seed": usage.seed, "voice": usage.voice, "model": usage.model}
         told |= {"tokens": usage.input_tokens, "frames": usage.frames, "samples": usage.samples, "rate": record.samples_per_s}
-        told |= {"ms": (record.ended_ns - began_ns) // 10**6, "first_ms": usage.first_audio_ns and (usage.first_audio_ns - began_ns) // 10**6}
+        if record.method != "JOB":  # has a real time
+            told |= {"ms": (record.ended_ns - began_ns) // 10**6, "first_ms": usage.first_audio_ns and (usage.first_audio_ns - began_ns) // 10**6}
         if not self.is_shown:
             return
         self._record("  record", *(Raw(f"{name}={shown(value)}") for name, value in told.items() if value and (name, value) not in _USUAL))
@@ -217,10 +238,14 @@ class World:
         self.values = defaultdict[str, list[float]](list)
         self.states: dict[str, ModelState] = {}
         self.running: dict[str, bool] = {}
+        self.hooks: list[int] = []
+        self.prefixes: dict[bytes, str] = {}  # of versions of voices
+        self.shown: dict[str, str] = {}  # by long text: the command that it answered
         self._closing: list[Callable[[], Any]] = []
 
     async def do(self, line: str) -> None:
         self.record(f"> {line}")
+        self.command = line
         line = re.sub(r"\$(\w+)", lambda match: self.names.get(match[1], match[0]), line)
         name, _, rest = line.partition(" ")
         try:
@@ -238,10 +263,11 @@ class World:
         self._show_sockets()
 
     async def on_server(self, rest: str) -> None:
-        wanted = json.loads(rest or "{}")
+        wanted = json.loads(rest.replace("FOLDER", str(self.folder)) or "{}")
         await self.close()
         record, store = self.record, self.folder / "store"
-        given = {"voices": {"store": str(store)}, "disclose_synthetic": True, **wanted.get("api", {})}
+        given = {"disclose_synthetic": True, **wanted.get("api", {})}
+        given["voices"] = {"store": str(store), **given.get("voices", {})}
         if "keys" in wanted:
             given.setdefault("access", {})["keys_file"] = str(self.folder / "keys.json")
         settings = ApiSettings.model_validate(given)
@@ -303,7 +329,7 @@ class World:
 
     async def _forget(self, voices: tuple[bytes, ...]) -> None:
         if voices:
-            self.record("  forget", voices)
+            self.record("  forget", sorted(self.prefixes.setdefault(each, f"version {len(self.prefixes) + 1}") for each in sorted(voices)))
 
     async def request(self, method: str, path: str, *parts: str) -> None:
         await self._answer(method, path, parts)
@@ -338,6 +364,9 @@ class World:
                 self.connections[title[:-2]] = connection
             try:
                 answer = await connection.answer()
+            except ValueError:
+                self.record(f"{title}no answer")
+                return
             except Exception as error:
                 self.record(f"{title}!", error)
                 return
@@ -369,9 +398,13 @@ class World:
     kept = b""
 
     def _show_body(self, kind: str, content: bytes) -> None:
+        if not content:
+            return
         if kind.startswith("application/json"):
             self.last = json.loads(content)
-            self.record(f"  {_compact(self.last)}")
+            text = _compact(self.last)
+            first = self.shown.setdefault(text, self.command) if len(text) > 300 else self.command
+            self.record(f"  {text}" if first == self.command else f"  as before: {first[:80]}")
         elif kind.startswith(("text/", "application/x-ndjson")):
             for line in content.decode().splitlines()[:60]:
                 data = line.removeprefix("data: ")
@@ -416,7 +449,10 @@ class World:
                     self.record(f"{name} {_compact(self.last)}")
                 else:
                     told = {key: value for key, value in message.items() if value not in (None, [], ())}
-                    told["headers"] = [b": ".join(pair).decode() for pair in told.pop("headers", ())]
+                    if "headers" in told:
+                        told["headers"] = [b": ".join(pair).decode() for pair in told["headers"]]
+                    if "body" in told:
+                        told["body"] = told["body"].decode()
                     self.record(f"{name} {told.pop('type')}", **told)
             if connection.task.done():
                 self.record(f"{name} has ended", connection.task.exception())
@@ -429,6 +465,11 @@ class World:
         """MODEL {..}: how one of the next requests goes; see Speaker."""
         name, _, plan = rest.partition(" ")
         self.speakers[name].plans.append(json.loads(plan))
+
+    async def on_recording(self, rest: str) -> None:
+        """NAME FILE: base64 of a recording"""
+        name, file = rest.split()
+        self.names[name] = base64.b64encode(self._file(file)).decode()
 
     async def on_hold(self, name: str) -> None:
         self.speakers[name].gate.clear()
@@ -446,7 +487,7 @@ class World:
         """MODEL STATUS {..}: what the pools are said to be."""
         name, status, more = rest.split(" ", 2)
         route = name if len(self.speakers) > 1 else ""
-        self.states[route] = ModelState(ModelStatus(status), **json.loads(more))
+        self.states[route] = ModelState(ModelStatus(status.replace("_", " ")), **json.loads(more))
         self.running[route] = status in ("ready", "asleep")
 
     async def on_hinder(self, reason: str) -> None:
@@ -497,6 +538,57 @@ class World:
             changed = revoke_keys(file, name) if what == "revoke" else limit_keys(file, name, given)
             self.record(f"  {', '.join(key.id for key in changed)}")
 
+    async def on_text(self, rest: str) -> None:
+        """OPTIONS | TEXT: how it is read, with `\\n` for the end of a line"""
+        options, _, text = rest.partition(" | ")
+        body = {"input": text.replace("\\n", "\n"), "voice": "ryan", **json.loads(options or "{}")}
+        async with asgi.http(self.api, "POST", "/v1/audio/text", body=body) as connection:
+            told = json.loads((await connection.answer()).content)
+        told = told.get("error", told)
+        for name in ("object", "model", "markup", "sent", "type"):
+            told.pop(name, None)
+        if len(told.get("segments", ())) == 1 and told["segments"][0] == {"text": told["spoken"], "pause_s": 0.0, "speed": 1.0}:
+            del told["segments"]
+        self.record(f"  {_compact({name: value for name, value in told.items() if value})}")
+
+    async def on_write(self, rest: str) -> None:
+        """FILE CONTENT, or a recording"""
+        name, _, content = rest.partition(" ")
+        (self.folder / name).write_bytes(self._file(content[1:]) if content[:1] == "@" else content.encode())
+
+    async def on_config(self, rest: str) -> None:
+        """The settings of a Serve config file with these arguments: the error, or what differs from the defaults."""
+        file = self.folder / "config.yaml"
+        file.write_text(f'{{"applications": [{{"args": {rest}}}]}}')
+        for name, own in read_config(file).by_model().items():
+            self.record(f"  {name} {_compact(own.model_dump(mode='json', exclude_defaults=True))}")
+
+    async def on_talkray(self, rest: str) -> None:
+        """A command of the command line."""
+        arguments = shlex.split(rest.replace("FOLDER", str(self.folder)))
+        with ThreadPoolExecutor(1) as pool:  # it has an event loop of its own
+            done = pool.submit(CliRunner().invoke, cli, arguments, env={"COLUMNS": "150"}).result()
+        for line in done.output.splitlines():
+            self.record(f"  {line.rstrip()}")
+        if done.exit_code or done.exception:
+            self.record(f"  exits with {done.exit_code}", *([done.exception] if done.exception else []))
+
+    async def on_hook(self, rest: str) -> None:
+        """STATUS ...: what the webhook answers the next calls; 0: it cannot be reached."""
+        self.hooks += map(int, rest.split())
+
+    @asynccontextmanager
+    async def post(self, url: str, *, data: bytes, headers: dict[str, str], **options: object) -> AsyncIterator[Any]:
+        status = self.hooks.pop(0) if self.hooks else 200
+        self.record("  webhook", url, Raw(_compact(json.loads(data))), headers, **options)
+        if not status:
+            raise OSError("no route")
+        yield SimpleNamespace(ok=status < 400, status=status)
+
+    @asynccontextmanager
+    async def session(self, **options: object) -> AsyncIterator["World"]:
+        yield self
+
     async def on_metrics(self, _: str) -> None:
         for name, values in sorted(self.values.items()):
             self.record(f"  {name} {len(values)} x, last {values[-1]:.6g}, sum {sum(values):.6g}")
@@ -513,7 +605,7 @@ def _text(file: Path) -> str:
 
 def recording(seconds: float, rate: int) -> bytes:
     """A WAV file of a tone that sounds all the time."""
-    pcm = (9000 * np.sin(2 * np.pi * 330 * np.arange(int(seconds * rate)) / rate)).astype("<i2").tobytes()
+    pcm = (240 * (np.arange(int(seconds * rate)) % 73 - 36)).astype("<i2").tobytes()
     header = b"RIFF" + (36 + len(pcm)).to_bytes(4, "little") + b"WAVEfmt \x10\0\0\0\1\0\1\0"
     return header + rate.to_bytes(4, "little") + (2 * rate).to_bytes(4, "little") + b"\2\0\x10\0data" + len(pcm).to_bytes(4, "little") + pcm
 
@@ -532,7 +624,7 @@ def _compact(value: Any) -> str:
                 return {name: plain(item) for name, item in each.items()}
             case list():
                 return [plain(item) for item in each]
-            case str() if _AUDIO.fullmatch(each):
+            case str() if _AUDIO.fullmatch(each) and not set(each) <= set("0123456789abcdef"):
                 return f"<{_sound(base64.b64decode(each))}>" if len(each) % 4 == 0 else "<long>"
             case float():
                 return float(f"{each:.6g}")
@@ -544,7 +636,7 @@ def _compact(value: Any) -> str:
 def play(name: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
     """Play the commands of data/records/`name`.txt, and compare all of it."""
     clock, ids, drawn = Clock(), count(1), random.Random(17)
-    record = Record((re.escape(str(folder)), "FOLDER"), (r"(?<![0-9a-f.])0{6,}(?=[0-9a-f])", ""), (", client='address 127.0.0.1'", ""))
+    record = Record((re.escape(str(folder)), "FOLDER"), *_MASKS)
     for function, scale in (("time", 1), ("monotonic", 1), ("perf_counter", 1), ("time_ns", 10**9), ("monotonic_ns", 10**9), ("perf_counter_ns", 10**9)):
         begin = 1000.0 if "mono" in function or "perf" in function else BEGIN_S
         patched.setattr(time, function, partial(_now, clock, begin, scale))
@@ -555,6 +647,9 @@ def play(name: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
     world = World(folder, record, clock)
     for instrument in metrics.INSTRUMENTS:
         patched.setattr(instrument, "record", partial(world.measure, instrument))
+
+    patched.setattr(aiohttp, "ClientSession", world.session)
+    patched.setattr(asyncio.events, "new_event_loop", partial(Loop, clock))
 
     async def run() -> None:
         try:
