@@ -26,6 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import anyio.to_thread
 import numpy as np
 import pytest
 from starlette.types import Message
@@ -649,6 +650,7 @@ def play(name: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
         patched.setattr(instrument, "record", partial(world.measure, instrument))
 
     patched.setattr(aiohttp, "ClientSession", world.session)
+    patched.setattr(anyio.to_thread, "run_sync", _run)
     patched.setattr(asyncio.events, "new_event_loop", partial(Loop, clock))
 
     async def run() -> None:
@@ -664,6 +666,10 @@ def play(name: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
     with record.logs("serve_app", "deployments"), asyncio.Runner(loop_factory=partial(Loop, clock)) as runner:
         runner.run(run())
     record.check(name)
+
+
+async def _run(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return call(*args)
 
 
 def _now(clock: Clock, begin: float, scale: int) -> float:
