@@ -14,6 +14,7 @@ import selectors
 import shlex
 import socket
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Syn
 from deployments.serving import metrics
 from serve_app.api.access.callers import VISITOR
 from serve_app.api.application import create_api
+from serve_app.api.context import without_read_ahead
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.cli.key_file import create_key, limit_keys, revoke_keys
@@ -63,6 +65,7 @@ MODELS = {
     "custom": replace(FOLLOWED, name="Qwen/Own", voices=("serena", "vivian", "ryan"), languages=("chinese", "english", "german", "japanese"), fingerprint="f1"),
     "base": replace(BASE, name="Qwen/Base", languages=("english", "french"), sample_rate=16000, frame_samples=1280, fingerprint="f2"),
     "design": replace(VOICE_DESIGN, fingerprint="f3"),
+    "english": replace(FOLLOWED, name="english", voices=("nora", "felix"), languages=("english",), spoken_form="english"),
     "poly": replace(FOLLOWED, name="poly", voices=("serena", "ryan"), languages=tuple(LANGUAGES)),
 }
 _USUAL = {("client", "127.0.0.1"), ("rate", 24000.0), ("rate", 1.0)}  # of a record
@@ -75,7 +78,7 @@ _MASKS = (  # random ids are numbers; what depends on an encoder of audio, or on
     (r"Generic \w+ error.*", "REASON"),
     (r"((?:num_bytes|file_size|\"bytes\"|plan_bytes)\W{1,3}|You need |You have [0-9]+ jobs, |take )[0-9]+", r"\1N"),
     (r"\([0-9,]+ bytes\)", "(N bytes)"),
-    (r"20[2-9][0-9]-[0-9-]+T[0-9:]+\+00:00", "TIME"),
+    (r"20[2-9][0-9]-[0-9-]+T[0-9:]+[+-][0-9:]{4,5}", "TIME"),
 )
 _UNSHOWN = {"content-length", "date", "x-request-id"}
 _OF_STREAMS = {
@@ -83,6 +86,7 @@ _OF_STREAMS = {
     "x-accel-buffering": "no",
     "x-digital-source-type": "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia",
 }
+_EXACT = ("audio/pcm", "audio/basic", "audio/x-alaw-basic", "audio/x-float32")
 _ENCODED = {b"OggS": "ogg", b"fLaC": "flac", b"ID3\x04": "mp3", b"\x1aE\xdf\xa3": "webm", b"PK\x03\x04": "zip", b"\xff\xf1": "aac", b"\xff\xf3": "mp3", b"\xff\xfb": "mp3"}
 
 
@@ -285,6 +289,8 @@ class World:
             state=lambda model: self.states[model],
             sizes=lambda: {"Talker": (3, 2), "Codec": (5, 4)},
             forget=self._forget,
+            replica="app#Ingress#7" if "logs" in wanted else "",
+            log_folder=self.folder / "logs" if "logs" in wanted else None,
         )
         voices = open_voices(settings.of(VoiceSettings), forget=self._forget)
         texts = LiveTexts()
@@ -297,19 +303,21 @@ class World:
         self.hindrance: str | None = None
         maker = SegmentMaker(routes, voices, book.receive)
         self.manager = JobManager(resolver, voices, maker, hindrance=lambda model: self.hindrance)
-        opened = {"records": book, "voices": voices, "live": texts, "jobs": self._call}
+        opened = {**({} if "logs" in wanted else {"records": book}), "voices": voices, "live": texts, "jobs": self._call}
         admission = {name: AdmissionSettings(**{**settings.admission.model_dump(), **wanted.get("admission", {}).get(name, {})}) for name in routes}
         self.api = create_api({name: (speaker, admission[name]) for name, speaker in routes.items()}, settings, opened=opened, node=node)
         running = asyncio.create_task(self.manager.run()) if wanted.get("jobs") else None
-        for state in self.api.state.opened.values():
-            if isinstance(state, ExtensionState):
-                state.follow()
+        states = [state for state in self.api.state.opened.values() if isinstance(state, ExtensionState)]
+        for state in states if wanted.get("follows", True) else ():
+            state.follow()
 
         async def close() -> None:
             if running is not None:
                 running.cancel()
                 await asyncio.wait((running,))
             await texts.aclose()
+            for state in states:
+                state.close()
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 for task in others:
                     task.cancel()
@@ -341,6 +349,20 @@ class World:
         path, *parts = more.split(" | ")
         self.tasks[name] = asyncio.create_task(self._answer(method, path, parts, f"{name}: "))
 
+    async def on_end(self, _: str) -> None:
+        """The server ends."""
+        await self.close()
+
+    async def on_at(self, seconds: str) -> None:
+        """The clock is moved to this second of the scenario, exactly."""
+        await asyncio.sleep(float(seconds) - self.clock.now_s)
+        self.clock.now_s = float(seconds)
+
+    async def on_words(self, rest: str) -> None:
+        """NAME COUNT LENGTH: the JSON of a lexicon"""
+        name, number, length = rest.split()
+        self.names[name] = json.dumps({f"{n:x<{length}}": "y" for n in range(int(number))})
+
     async def on_leave(self, name: str) -> None:
         self.connections[name].receive({"type": "http.disconnect"})
 
@@ -360,7 +382,9 @@ class World:
             else:
                 name, _, value = part.partition(": ")
                 headers[name] = value * 300 if name == "long" else value
-        async with asgi.http(self.api, method, path, body=body, headers=headers) as connection:
+        async with asgi.http(without_read_ahead(self.api), method, path, headers=headers) as connection:
+            for part, more in ((body[:99], True), (body[99:], False)) if len(body) > 99 else ((body, False),):
+                connection.receive({"type": "http.request", "body": part, "more_body": more})
             if title:
                 self.connections[title[:-2]] = connection
             try:
@@ -412,7 +436,8 @@ class World:
                 self.record(f"  {'data: ' if data != line else ''}{_compact(json.loads(data)) if data[:1] == '{' else data[:300]}")
         else:
             self.kept = content
-            self.record(f"  {_sound(content)}")
+            is_exact = kind.startswith(_EXACT) and not re.search("speed|rate", self.command)
+            self.record(f"  {_sound(content)}" + (f", checksum {zlib.crc32(content):08x}" if is_exact else ""))
 
     async def on_ws(self, rest: str) -> None:
         """NAME PATH | header: value | protocols a b"""
