@@ -74,6 +74,7 @@ _MASKS = (  # random ids are numbers; what depends on an encoder of audio, or on
     (r"(?<![0-9a-f.])0{6,}(?=[0-9a-f])", ""),
     (", client='address 127.0.0.1'", ""),
     (r"\b[0-9a-f]{64}\b", "SHA256"),
+    (r'("version": )"[^"]*"', r"\1VERSION"),
     (r"ek_[\w.-]+", "TOKEN"),
     (r"Generic \w+ error.*", "REASON"),
     (r"((?:num_bytes|file_size|\"bytes\"|plan_bytes)\W{1,3}|You need |You have [0-9]+ jobs, |take )[0-9]+", r"\1N"),
