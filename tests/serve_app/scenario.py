@@ -14,6 +14,7 @@ import selectors
 import shlex
 import socket
 import time
+import wave
 import zlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -21,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,20 +32,22 @@ import aiohttp
 import anyio.to_thread
 import numpy as np
 import pytest
+from ray.serve._private.build_app import build_app as build
+from ray.serve.handle import DeploymentHandle
 from starlette.types import Message
 from typer.testing import CliRunner
 
 import deployments.errors
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Sampling, SynthesisRequest
 from deployments.serving import metrics
-from serve_app.api.access.callers import VISITOR
 from serve_app.api.application import create_api
 from serve_app.api.context import without_read_ahead
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.resolver import Resolver
+from serve_app.app import build_app
 from serve_app.cli.key_file import create_key, limit_keys, revoke_keys
 from serve_app.cli.main import cli
-from serve_app.config import AdmissionSettings, ApiSettings, read_config
+from serve_app.config import ApiSettings, AppConfig, read_config
 from serve_app.extension import ExtensionState, Node
 from serve_app.extensions.jobs.job_manager import JobManager
 from serve_app.extensions.jobs.segment_maker import SegmentMaker
@@ -53,6 +57,7 @@ from serve_app.extensions.text.reading import TextReading
 from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
+from serve_app.speech.replica_synthesizer import Deployed
 from serve_app.speech.speech_models import SpeechModel, SpeechModels
 from tests.clock import Clock
 from tests.records import FOLDER, Record, shown
@@ -60,13 +65,15 @@ from tests.serve_app import asgi
 from tests.serve_app.fake import BASE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
 
 BEGIN_S = 1_060_000_000.0  # 2003-08-04, of the virtual clock: years that files and keys have by the real one are masked
-LANGUAGES = "chinese english french german italian japanese korean portuguese russian spanish".split()
+TEN = ("chinese", "english", "french", "german", "italian", "japanese", "korean", "portuguese", "russian", "spanish")
+CUSTOM = replace(FOLLOWED, name="Qwen/Own", voices=("serena", "vivian", "ryan"), fingerprint="f1")
+CLONING = replace(BASE, name="Qwen/Base", languages=("english", "french"), sample_rate=16000, frame_samples=1280)
 MODELS = {
-    "custom": replace(FOLLOWED, name="Qwen/Own", voices=("serena", "vivian", "ryan"), languages=("chinese", "english", "german", "japanese"), fingerprint="f1"),
-    "base": replace(BASE, name="Qwen/Base", languages=("english", "french"), sample_rate=16000, frame_samples=1280, fingerprint="f2"),
+    "custom": replace(CUSTOM, languages=("chinese", "english", "german", "japanese")),
+    "base": replace(CLONING, fingerprint="f2"),
     "design": replace(VOICE_DESIGN, fingerprint="f3"),
-    "english": replace(FOLLOWED, name="english", voices=("nora", "felix"), languages=("english",), spoken_form="english"),
-    "poly": replace(FOLLOWED, name="poly", voices=("serena", "ryan"), languages=tuple(LANGUAGES)),
+    "english": replace(FOLLOWED, name="english", voices=("nora", "felix"), languages=TEN[1:2], spoken_form="english"),
+    "poly": replace(FOLLOWED, name="poly", voices=("serena", "ryan"), languages=TEN),
 }
 _USUAL = {("client", "127.0.0.1"), ("rate", 24000.0), ("rate", 1.0)}  # of a record
 _AUDIO = re.compile(r"[A-Za-z0-9+/]{60,}={0,2}")
@@ -82,13 +89,11 @@ _MASKS = (  # random ids are numbers; what depends on an encoder of audio, or on
     (r"20[2-9][0-9]-[0-9-]+T[0-9:]+[+-][0-9:]{4,5}", "TIME"),
 )
 _UNSHOWN = {"content-length", "date", "x-request-id"}
-_OF_STREAMS = {
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-    "x-digital-source-type": "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia",
-}
+_SYNTHETIC = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
+_OF_STREAMS = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-digital-source-type": _SYNTHETIC}
 _EXACT = ("audio/pcm", "audio/basic", "audio/x-alaw-basic", "audio/x-float32")
-_ENCODED = {b"OggS": "ogg", b"fLaC": "flac", b"ID3\x04": "mp3", b"\x1aE\xdf\xa3": "webm", b"PK\x03\x04": "zip", b"\xff\xf1": "aac", b"\xff\xf3": "mp3", b"\xff\xfb": "mp3"}
+_ENCODED = {b"Ogg": "ogg", b"fLa": "flac", b"ID3": "mp3", b"\x1aE\xdf": "webm", b"PK\x03": "zip", b"\xff\xf1": "aac"}
+_ENCODED |= {b"\xff\xf3": "mp3", b"\xff\xfb": "mp3", b"RIFF": "wav"}
 
 
 class Selector(selectors.DefaultSelector):
@@ -197,10 +202,24 @@ def _brief(value: Any) -> str:
     """A dataclass without its defaults, and without what differs in each run."""
     if not is_dataclass(value) or isinstance(value, type):
         return shown(value)
-    told = {each.name: getattr(value, each.name) for each in fields(value)}
-    told = {each.name: told[each.name] for each in fields(value) if shown(told[each.name]) != shown(each.default)}
-    named = ((name, item) for name, item in told.items() if name not in ("marks", "port", "key") and _brief(item) != "Sampling()")
-    return f"{type(value).__name__}({', '.join(f'{name}={_brief(item)}' for name, item in named)})"
+    told = []
+    for each in fields(value):
+        item = getattr(value, each.name)
+        if each.name not in ("marks", "port", "key") and shown(item) not in (shown(each.default), shown(Sampling())):
+            told.append(f"{each.name}={_brief(item)}")
+    return f"{type(value).__name__}({', '.join(told)})"
+
+
+def _plain(value: Any) -> Any:
+    """Without handles, which answer to every name and so look like anything."""
+    match value:
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case tuple() | list():
+            return tuple(map(_plain, value))
+        case Deployed():
+            return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    return "a handle" if isinstance(value, DeploymentHandle) else value
 
 
 class Raw(str):
@@ -215,21 +234,21 @@ def _error(named: str) -> Exception:
 class Book(ExtensionState):
     """The extension `records`: shows each record."""
 
-    is_shown = True
-
     def __init__(self, record: Record) -> None:
         self._record = record
 
     def receive(self, record: RequestRecord) -> None:
-        usage, began_ns = record.usage, record.received_ns
-        told = {name: getattr(record, name) for name in ("request_id", "method", "path", "dialect", "client", "key", "characters", "error", "trace")}
+        usage, ms = record.usage, 10**6
+        names = ("request_id", "method", "path", "dialect", "client", "key", "characters", "error", "trace")
+        told = {name: getattr(record, name) for name in names}
         told |= {"finish": usage.finish_reason, "seed": usage.seed, "voice": usage.voice, "model": usage.model}
-        told |= {"tokens": usage.input_tokens, "frames": usage.frames, "samples": usage.samples, "rate": record.samples_per_s}
-        if record.method != "JOB":  # has a real time
-            told |= {"ms": (record.ended_ns - began_ns) // 10**6, "first_ms": usage.first_audio_ns and (usage.first_audio_ns - began_ns) // 10**6}
-        if not self.is_shown:
-            return
-        self._record("  record", *(Raw(f"{name}={shown(value)}") for name, value in told.items() if value and (name, value) not in _USUAL))
+        told |= {"tokens": usage.input_tokens, "frames": usage.frames, "samples": usage.samples}
+        told["rate"] = record.samples_per_s
+        if record.method != "JOB":  # whose beginning is a real time
+            told["ms"] = (record.ended_ns - record.received_ns) // ms
+            told["first_ms"] = usage.first_audio_ns and (usage.first_audio_ns - record.received_ns) // ms
+        told = {name: value for name, value in told.items() if value and (name, value) not in _USUAL}
+        self._record("  record", *(Raw(f"{name}={shown(value)}") for name, value in told.items()))
 
 
 class World:
@@ -239,6 +258,7 @@ class World:
         self.folder, self.record, self.clock = folder, record, clock
         self.names: dict[str, str] = {}
         self.sockets: dict[str, asgi.Connection] = {}
+        self.connections: dict[str, asgi.Connection] = {}  # of requests in the background
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.last: Any = None
         self.values = defaultdict[str, list[float]](list)
@@ -260,7 +280,8 @@ class World:
             elif len(name) == 1:
                 self.record(f"{name} is closed")
             elif name.isupper():
-                await self.request(name, *rest.split(" | "))
+                path, *parts = rest.split(" | ")
+                await self._answer(name, path, parts)
             else:
                 await getattr(self, f"on_{name}")(rest)
         except Exception as error:
@@ -286,27 +307,33 @@ class World:
         node = Node(
             is_running=lambda model: self.running[model],
             is_ready=lambda: any(self.running.values()),
-            scrape=lambda: b"# HELP ray_talkray_x X\nray_talkray_x 1\nray_talkray_usage_x{key=\"ada\"} 2\nray_other 3\n",
+            scrape=lambda: b"# HELP ray_talkray_x X\nray_talkray_x 1\nray_talkray_usage_x{k='ada'} 2\nray_other 3\n",
             state=lambda model: self.states[model],
             sizes=lambda: {"Talker": (3, 2), "Codec": (5, 4)},
             forget=self._forget,
             replica="app#Ingress#7" if "logs" in wanted else "",
             log_folder=self.folder / "logs" if "logs" in wanted else None,
         )
-        voices = open_voices(settings.of(VoiceSettings), forget=self._forget)
-        texts = LiveTexts()
-        models = SpeechModels({name: SpeechModel(speaker, settings.admission) for name, speaker in routes.items()})
-        resolver = Resolver(models, settings)
+        voices, texts = open_voices(settings.of(VoiceSettings), forget=self._forget), LiveTexts()
+        speaking = {name: SpeechModel(speaker, settings.admission) for name, speaker in routes.items()}
+        resolver = Resolver(SpeechModels(speaking), settings)
         for state in (TextReading(), voices, ModelChoice()):
             state.install(resolver)
-        book = Book(record)
-        book.is_shown = wanted.get("records", True)
+        book = Book(record if wanted.get("records", True) else Record())
         self.hindrance: str | None = None
         maker = SegmentMaker(routes, voices, book.receive)
         self.manager = JobManager(resolver, voices, maker, hindrance=lambda model: self.hindrance)
-        opened = {**({} if "logs" in wanted else {"records": book}), "voices": voices, "live": texts, "jobs": self._call}
-        admission = {name: AdmissionSettings(**{**settings.admission.model_dump(), **wanted.get("admission", {}).get(name, {})}) for name in routes}
-        self.api = create_api({name: (speaker, admission[name]) for name, speaker in routes.items()}, settings, opened=opened, node=node)
+        opened = {
+            "voices": voices,
+            "live": texts,
+            "jobs": self._call,
+            **({} if "logs" in wanted else {"records": book}),
+        }
+        limits = {
+            name: settings.admission.model_copy(update=wanted.get("admission", {}).get(name, {})) for name in routes
+        }
+        served = {name: (speaker, limits[name]) for name, speaker in routes.items()}
+        self.api = create_api(served, settings, opened=opened, node=node)
         running = asyncio.create_task(self.manager.run()) if wanted.get("jobs") else None
         states = [state for state in self.api.state.opened.values() if isinstance(state, ExtensionState)]
         for state in states if wanted.get("follows", True) else ():
@@ -339,10 +366,10 @@ class World:
 
     async def _forget(self, voices: tuple[bytes, ...]) -> None:
         if voices:
-            self.record("  forget", sorted(self.prefixes.setdefault(each, f"version {len(self.prefixes) + 1}") for each in sorted(voices)))
-
-    async def request(self, method: str, path: str, *parts: str) -> None:
-        await self._answer(method, path, parts)
+            self.record(
+                "  forget",
+                sorted(self.prefixes.setdefault(each, f"version {len(self.prefixes) + 1}") for each in sorted(voices)),
+            )
 
     async def on_background(self, rest: str) -> None:
         """NAME METHOD PATH ...: a request that goes on."""
@@ -366,8 +393,6 @@ class World:
 
     async def on_leave(self, name: str) -> None:
         self.connections[name].receive({"type": "http.disconnect"})
-
-    connections: dict[str, asgi.Connection] = {}
 
     async def _answer(self, method: str, path: str, parts: Any, title: str = "") -> None:
         headers, body = dict[str, str](), b""
@@ -434,7 +459,8 @@ class World:
         elif kind.startswith(("text/", "application/x-ndjson")):
             for line in content.decode().splitlines()[:60]:
                 data = line.removeprefix("data: ")
-                self.record(f"  {'data: ' if data != line else ''}{_compact(json.loads(data)) if data[:1] == '{' else data[:300]}")
+                if data:
+                    self.record(f"  {_compact(json.loads(data)) if data[0] == '{' else line[:300]}")
         else:
             self.kept = content
             is_exact = kind.startswith(_EXACT) and not re.search("speed|rate", self.command)
@@ -533,7 +559,8 @@ class World:
     async def on_files(self, pattern: str) -> None:
         for file in sorted(self.folder.glob(pattern)):
             name = file.relative_to(self.folder)
-            self.record(f"  {name}" if file.is_dir() else f"  {name}", *([_text(file)] if file.suffix in (".json", ".jsonl") else []))
+            told = [] if file.suffix not in (".json", ".jsonl") else map(json.loads, file.read_text().splitlines())
+            self.record(f"  {name}", *(Raw(_compact(each)) for each in told))
 
     async def on_damage(self, rest: str) -> None:
         """PATTERN [TEXT]: replaces the files; without a text, deletes them."""
@@ -574,7 +601,11 @@ class World:
         told = told.get("error", told)
         for name in ("object", "model", "markup", "sent", "type"):
             told.pop(name, None)
-        if len(told.get("segments", ())) == 1 and told["segments"][0] == {"text": told["spoken"], "pause_s": 0.0, "speed": 1.0}:
+        if len(told.get("segments", ())) == 1 and told["segments"][0] == {
+            "text": told["spoken"],
+            "pause_s": 0.0,
+            "speed": 1.0,
+        }:
             del told["segments"]
         self.record(f"  {_compact({name: value for name, value in told.items() if value})}")
 
@@ -589,6 +620,21 @@ class World:
         file.write_text(f'{{"applications": [{{"args": {rest}}}]}}')
         for name, own in read_config(file).by_model().items():
             self.record(f"  {name} {_compact(own.model_dump(mode='json', exclude_defaults=True))}")
+
+    async def on_app(self, rest: str) -> None:
+        """The deployments of these settings, with their options and arguments."""
+        for each in build(build_app(AppConfig.model_validate_json(rest)), name="app").deployments:
+            told = {"workers": each.ray_actor_options, **each._deployment_config.model_dump(exclude_unset=True)}
+            for name in ("request_router_config", "user_configured_option_names"):
+                told.pop(name, None)
+            if (scaling := told.pop("autoscaling_config", None)) is not None:
+                scaling["policy"] = each._deployment_config.autoscaling_config.policy.policy_kwargs
+                told |= {f"scaling {name}": value for name, value in scaling.items()}
+            self.record(
+                f"{each.name} is a {each.func_or_class.__name__}", *map(_plain, (*each.init_args, each.init_kwargs))
+            )
+            for name, value in told.items():
+                self.record(f"  {name}", _plain(value))
 
     async def on_talkray(self, rest: str) -> None:
         """A command of the command line."""
@@ -626,22 +672,22 @@ class World:
         self.values[named].append(value)
 
 
-def _text(file: Path) -> str:
-    return Raw(_compact([json.loads(line) for line in file.read_text().splitlines()]) if file.suffix == ".jsonl" else _compact(json.loads(file.read_text())))
-
-
 def recording(seconds: float, rate: int) -> bytes:
     """A WAV file of a tone that sounds all the time."""
-    pcm = (240 * (np.arange(int(seconds * rate)) % 73 - 36)).astype("<i2").tobytes()
-    header = b"RIFF" + (36 + len(pcm)).to_bytes(4, "little") + b"WAVEfmt \x10\0\0\0\1\0\1\0"
-    return header + rate.to_bytes(4, "little") + (2 * rate).to_bytes(4, "little") + b"\2\0\x10\0data" + len(pcm).to_bytes(4, "little") + pcm
+    content = BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((240 * (np.arange(int(seconds * rate)) % 73 - 36)).astype("<i2").tobytes())
+    return content.getvalue()
 
 
 def _sound(content: bytes) -> str:
-    for magic, name in _ENCODED.items():
-        if content.startswith(magic):
-            return f"audio {name}"
-    return f"audio wav {content[20:36].hex()}" if content.startswith(b"RIFF") else f"audio {len(content)} bytes"
+    encoded = next((name for magic, name in _ENCODED.items() if content.startswith(magic)), "")
+    if encoded == "wav":
+        return f"audio wav {content[20:36].hex()}"
+    return f"audio {encoded}" if encoded else f"audio {len(content)} bytes"
 
 
 def _compact(value: Any) -> str:
@@ -664,12 +710,12 @@ def play(name: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
     """Play the commands of data/records/`name`.txt, and compare all of it."""
     clock, ids, drawn = Clock(), count(1), random.Random(17)
     record = Record((re.escape(str(folder)), "FOLDER"), *_MASKS)
-    for function, scale in (("time", 1), ("monotonic", 1), ("perf_counter", 1), ("time_ns", 10**9), ("monotonic_ns", 10**9), ("perf_counter_ns", 10**9)):
-        begin = 1000.0 if "mono" in function or "perf" in function else BEGIN_S
-        patched.setattr(time, function, partial(_now, clock, begin, scale))
+    for name_of, scale in (("time", 1), ("monotonic", 1), ("perf_counter", 1), ("time_ns", 10**9)):
+        begin = BEGIN_S if name_of.startswith("time") else 1000.0
+        patched.setattr(time, name_of, partial(_now, clock, begin, scale))
     patched.setattr(secrets, "token_hex", lambda size=32: f"{next(ids):0{2 * size}x}")
     patched.setattr(secrets, "token_bytes", lambda size=32: next(ids).to_bytes(size))
-    patched.setattr(secrets, "token_urlsafe", lambda size=32: base64.urlsafe_b64encode(next(ids).to_bytes(size)).rstrip(b"=").decode())
+    patched.setattr(secrets, "token_urlsafe", lambda size=32: f"{next(ids):0{-(-size * 4 // 3)}x}")
     patched.setattr(secrets, "randbits", lambda bits: drawn.getrandbits(min(bits, 12)))
     world = World(folder, record, clock)
     for instrument in metrics.INSTRUMENTS:

@@ -1,27 +1,22 @@
 """Records of random walks through parts that have no server around them."""
 
+import json
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from ray.serve._private.build_app import build_app as build
-from ray.serve.handle import DeploymentHandle
 
 from deployments.autoscaling_records import CodecRecord, TalkerRecord
 from deployments.serving import metrics
 from deployments.serving.ray_private import PROXY, Pool
 from deployments.serving.reports import Start, start_key
-from serve_app.app import build_app
-from serve_app.config import AppConfig
 from serve_app.nodes import notices
 from serve_app.scaling import pool_watch
 from serve_app.scaling.policies import CodecPolicy, TalkerPolicy
 from serve_app.scaling.pool_watch import KnownPools, PoolSnapshot
-from serve_app.speech.replica_synthesizer import Deployed
 from tests.clock import Clock
-from tests.records import Record
+from tests.records import FOLDER, Record
 
 BOUNDS = {"target_use": 0.7, "scale_down_window_s": 20.0, "scale_to_zero_after_s": 31.0}
 POLICIES = {
@@ -51,7 +46,8 @@ def test_policies_follow_their_load(name: str) -> None:
                 "backlog_s": max(0, share - 9), "background": jobs / max(1, running),
             }  # fmt: skip
             samples = {
-                field: {number: [SimpleNamespace(value=values[field])] for number in range(running - tick % 2)} | {99: []}
+                field: {number: [SimpleNamespace(value=values[field])] for number in range(running - tick % 2)}
+                | {99: []}
                 for field in kind.__dataclass_fields__
             }
             queued = max(0.0, load - 6 * running) / 3 - (tick % 7 == 0)
@@ -81,8 +77,15 @@ def test_pools_as_replicas_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
         clock.now_s += draw.choice([0.2, 2.0, 11.0])
         match draw.randrange(5):
             case 0 | 1:
-                found = {name: Pool(draw.choice([0, 1, 2, 18]), tuple(f"{name}{n}" for n in range(draw.choice([0, 1, 2, 17])))) for name in names[: draw.randrange(3, 6)]}
-                seen = PoolSnapshot(found, {name: draw.randrange(1, 4) for name in (*names[:2], PROXY) if draw.random() < 0.2})
+                found = {
+                    name: Pool(
+                        draw.choice([0, 1, 2, 18]), tuple(f"{name}{n}" for n in range(draw.choice([0, 1, 2, 17])))
+                    )
+                    for name in names[: draw.randrange(3, 6)]
+                }
+                seen = PoolSnapshot(
+                    found, {name: draw.randrange(1, 4) for name in (*names[:2], PROXY) if draw.random() < 0.2}
+                )
                 last = draw.choice([seen.note(), last, None])
                 record(f"step {step}: note", asks=pools.receive_note(last))
             case 2:
@@ -91,69 +94,28 @@ def test_pools_as_replicas_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
                 pools.update_liveness(lambda actor, dead=dead: not actor.startswith(tuple(dead)))
             case _:
                 model = draw.choice(list(models))
-                start = Start(clock() - draw.choice([1, 8, 40]), draw.choice(["compiling", "reading weights"]), usual_s=draw.choice([None, 12.5]))
-                start = draw.choice([start, start.ended(clock()), replace(start, failed="no memory"), replace(start.ended(clock()), is_asleep=True)])
+                start = Start(
+                    clock() - draw.choice([1, 8, 40]),
+                    draw.choice(["compiling", "reading weights"]),
+                    usual_s=draw.choice([None, 12.5]),
+                )
+                start = draw.choice(
+                    [
+                        start,
+                        start.ended(clock()),
+                        replace(start, failed="no memory"),
+                        replace(start.ended(clock()), is_asleep=True),
+                    ]
+                )
                 notes[start_key("app", f"Talker-{model}")] = start.note()
                 record(f"step {step}: start of {model}", start)
                 for running in (True, False):
                     pools.read_starts(notes.get, running=running)
-        told = {name: (pools.is_running(name), pools.state(name).as_json(), pools.state(name).ready_in_s) for name in models}
+        told = {
+            name: (pools.is_running(name), pools.state(name).as_json(), pools.state(name).ready_in_s) for name in models
+        }
         record("  so", ready=pools.is_ready(), sizes=pools.sizes(), **told)
     record.check("serve-walk-pools")
-
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "one": {"model": "embedded"},
-    "scaled": {
-        "model": "embedded",
-        "codec": {"placement": "inline"},
-        "talker": {"max_num_seqs": 6, "max_num_waiting": 3},
-        "talker_pool": {"replicas": 3, "num_cpus": 1.5, "num_gpus": 0.25, "label_selector": {"a": "b"}, "max_queued_requests": 11},
-        "talker_scaling": {"min_replicas": 0, "max_replicas": 700, "target_use": 0.6, "jobs": "wake"},
-        "codec_pool": {"replicas": 4, "max_queued_requests": 12},
-        "codec_scaling": {"min_replicas": 5, "max_replicas": 9, "streams_per_replica": 3.5},
-        "ingress_pool": {"replicas": 2, "num_cpus": 0.7},
-        "api": {"admission": {"max_streams": 33, "max_late_s": 0.4}, "jobs": {"pool": {"num_cpus": 0.3}}},
-    },
-    "several": {
-        "models": [
-            {"name": "a", "model": "embedded", "placement": "hybrid", "talker_pool": {"replicas": 2, "max_queued_requests": 13}},
-            {"name": "b", "model": "embedded-base", "placement": "inline", "admission": {"max_late_s": 0.9, "max_streams": 7}},
-            {"name": "c", "model": "embedded", "talker": {"max_num_seqs": 3}, "talker_scaling": {"max_replicas": 2, "jobs": "neither"}},
-        ],
-        "codec_scaling": {"max_replicas": 3},
-    },
-}  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    """A handle as its type: it answers to every name, so that it looks like anything."""
-    match value:
-        case dict():
-            return {name: _plain(item) for name, item in value.items()}
-        case tuple() | list():
-            return tuple(map(_plain, value))
-        case Deployed():
-            return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    return "a handle" if isinstance(value, DeploymentHandle) else value
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_deployments_of_settings(name: str) -> None:
-    record = Record()
-    for each in build(build_app(AppConfig.model_validate(CONFIGS[name])), name="app").deployments:
-        own = each._deployment_config
-        record(each.name, each.func_or_class.__name__)
-        for option in ("num_replicas", "max_ongoing_requests", "max_queued_requests", "graceful_shutdown_timeout_s", "graceful_shutdown_wait_loop_s", "health_check_period_s", "health_check_timeout_s", "backpressure_config"):
-            record(f"  {option}", getattr(own, option, None))
-        record("  actor", each.ray_actor_options)
-        if (scaling := own.autoscaling_config) is not None:
-            for option in ("min_replicas", "initial_replicas", "max_replicas", "metrics_interval_s", "look_back_period_s", "upscale_delay_s", "downscale_delay_s"):
-                record(f"    {option}", getattr(scaling, option))
-            record("    policy", scaling.policy.policy_kwargs)
-        for argument in (*each.init_args, each.init_kwargs):
-            record("  argument", _plain(argument))
-    record.check(f"serve-app-{name}")
 
 
 class _Over(Exception):
@@ -164,13 +126,13 @@ class _Over(Exception):
 def test_notices_of_clouds(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight looks at the metadata: refused, away, quiet, and two notices, of which the first drain fails."""
     record, clock = Record(), Clock(20_000.0)
-    answers = NOTICES[cloud]
+    answers = json.loads((FOLDER / "notices.json").read_text())[cloud]  # of each look, by the end of the path
 
     def asked(url: str, headers: dict[str, str], *, method: str = "GET") -> str | None:
         record(f"  {method} {url}", headers)
         answer = answers[min(looks, len(answers) - 1)].get(url.rpartition("/")[2])
-        if isinstance(answer, Exception):
-            raise answer
+        if answer == "away":
+            raise notices.MetadataUnreachable(answer)
         return answer
 
     def drain(notice: notices.Notice) -> None:
@@ -194,20 +156,3 @@ def test_notices_of_clouds(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with record.logs("serve_app.nodes"), pytest.raises(_Over):
         notices.watch(notices.cloud(cloud, environment), drain)
     record.check(f"serve-notices-{cloud}")
-
-
-_AWAY = notices.MetadataUnreachable("away")
-_SPOT = '{"action": "terminate", "time": "1970-01-01T05:35:30Z"}'
-NOTICES: dict[str, list[dict[str, Any]]] = {
-    "aws": [
-        {"token": _AWAY}, {"token": "t0"}, {"token": "t1", "rebalance": '{"noticeTime": "then"}'},
-        {"token": "t2", "rebalance": '{"noticeTime": "then"}'}, {"token": "t3", "rebalance": '{"noticeTime": "then"}'},
-        {"token": "t4", "instance-action": _SPOT}, {"token": "t5", "instance-action": "nonsense"},
-        {"token": "t6", "instance-action": _SPOT}, {"token": "t7", "instance-action": '{"time": "1970-01-01T05:35:30Z"}'},
-    ],
-    "gcp": [
-        {"preempted": _AWAY}, {"preempted": "FALSE", "maintenance-event": "MIGRATE_ON_HOST_MAINTENANCE"},
-        {"maintenance-event": "NONE"}, {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"},
-        {"maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE\n"}, {"preempted": "TRUE\n"}, {"preempted": _AWAY}, {},
-    ],
-}  # fmt: skip
