@@ -391,6 +391,16 @@ class World:
         name, number, length = rest.split()
         self.names[name] = json.dumps({f"{n:x<{length}}": "y" for n in range(int(number))})
 
+    async def on_filler(self, rest: str) -> None:
+        """NAME COUNT: so many letters"""
+        name, number = rest.split()
+        self.names[name] = "a" * int(number)
+
+    async def on_secrets(self, rest: str) -> None:
+        """new [first]: another secret signs tokens, in front of the first one or alone"""
+        file = self.folder / "token-secrets"
+        file.write_text("\n".join(["# signs", "n" * 64, *([file.read_text()] if "first" in rest else [])]))
+
     async def on_leave(self, name: str) -> None:
         self.connections[name].receive({"type": "http.disconnect"})
 
