@@ -459,7 +459,7 @@ class World:
     kept = b""
 
     def _show_body(self, kind: str, content: bytes) -> None:
-        if not content:
+        if not content or kind.startswith("text/html"):
             return
         if kind.startswith("application/json"):
             self.last = json.loads(content)
