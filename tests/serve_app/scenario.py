@@ -416,7 +416,7 @@ class World:
                 body = self._form(part[5:])
                 headers["content-type"] = "multipart/form-data; boundary=b0"
             else:
-                name, _, value = part.partition(": ")
+                name, _, value = map(str.strip, part.partition(":"))
                 headers[name] = value * 300 if name == "long" else value
         async with asgi.http(without_read_ahead(self.api), method, path, headers=headers) as connection:
             for part, more in ((body[:99], True), (body[99:], False)) if len(body) > 99 else ((body, False),):
@@ -481,7 +481,7 @@ class World:
         name, place = rest.split(" ", 1)
         path, *parts = place.split(" | ")
         protocols = next((part.split()[1:] for part in parts if part.startswith("protocols ")), [])
-        headers = dict(part.split(": ", 1) for part in parts if not part.startswith("protocols "))
+        headers = dict(map(str.strip, part.split(":", 1)) for part in parts if not part.startswith("protocols "))
         if name in self.sockets:
             await self.sockets.pop(name).__aexit__()
         connection = asgi.websocket(self.api, path, headers=headers, subprotocols=protocols)
