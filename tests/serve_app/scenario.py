@@ -745,7 +745,11 @@ def play(name: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
         finally:
             await world.close()
 
-    with record.logs("serve_app", "deployments"), asyncio.Runner(loop_factory=partial(Loop, clock)) as runner:
+    with (
+        record.logs("serve_app"),
+        record.logs("deployments"),
+        asyncio.Runner(loop_factory=partial(Loop, clock)) as runner,
+    ):
         runner.run(run())
     record.check(name)
 
