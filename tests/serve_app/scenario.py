@@ -23,7 +23,8 @@ from contextlib import asynccontextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from io import BytesIO
-from itertools import count
+from itertools import chain, count
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from typing import Any
 import aiohttp
 import anyio.to_thread
 import numpy as np
+import obstore
 import pytest
 from ray.serve._private.build_app import build_app as build
 from ray.serve.handle import DeploymentHandle
@@ -732,6 +734,7 @@ def play(name: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
         patched.setattr(instrument, "record", partial(world.measure, instrument))
 
     patched.setattr(aiohttp, "ClientSession", world.session)
+    patched.setattr(obstore, "list", partial(_listed, obstore.list))
     patched.setattr(anyio.to_thread, "run_sync", _run)
     patched.setattr(asyncio.events, "new_event_loop", partial(Loop, clock))
 
@@ -752,6 +755,11 @@ def play(name: str, folder: Path, patched: pytest.MonkeyPatch) -> None:
     ):
         runner.run(run())
     record.check(name)
+
+
+def _listed(listed: Callable[..., Any], *args: Any) -> list[list[Any]]:
+    """One batch, in an order that no file system decides."""
+    return [sorted(chain.from_iterable(listed(*args)), key=itemgetter("path"))]
 
 
 async def _run(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
