@@ -14,7 +14,8 @@ import pytest
 
 from deployments import config, errors, protocol
 from deployments.autoscaling_records import CodecRecord, TalkerRecord
-from deployments.codec.plan import ChunkPlan, chosen_ramp, fitted_ramp, recall_sizes
+from deployments.codec.plan import ChunkPlan, recall_sizes
+from deployments.codec.pool.ramps import chosen_ramp, fitted_ramp
 from deployments.limits import Rate, StreamLimit
 from deployments.listener import Listener, ReaderTimeout
 from deployments.protocol import FinishReason, FrameChunk, Mailbox, PcmChunk, Reading, Reference, SynthesisRequest, Tail

@@ -17,7 +17,7 @@ from deployments.config import CodecConfig, CodecPlacement, TalkerConfig
 from deployments.errors import StartError
 from deployments.serving import ray_metrics, ray_private
 from serve_app import ingress
-from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
+from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, report_s, talker_scaling
 from serve_app.cli.ray_settings import CLUSTER, TUNED
 from serve_app.config import (
     AdmissionSettings,
@@ -29,7 +29,6 @@ from serve_app.config import (
     TalkerScalingConfig,
 )
 from serve_app.extensions.jobs import extension
-from serve_app.scaling.policies import CodecScaling
 
 
 def built(config: AppConfig) -> BuiltApplication:
@@ -64,48 +63,6 @@ def test_a_default_voice_that_the_checkpoint_does_not_have_is_found_at_the_start
     ):
         build_app(AppConfig(model="embedded", api=unknown))
     build_app(AppConfig(model="/no/such/folder", api=unknown))  # on other nodes; /ready says it there
-
-
-def test_each_pool_gets_its_own_settings() -> None:
-    pool = PoolConfig(replicas=3, num_cpus=4, num_gpus=0.5, label_selector={"pool": "talker"}, max_queued_requests=9)
-    config = AppConfig(model="embedded", talker=TalkerConfig(max_num_seqs=4, max_num_waiting=2), talker_pool=pool)
-    by_name = {item.name: item for item in built(config).deployments}
-    codec, talker = by_name["Codec"], by_name["Talker"]
-    assert (codec.num_replicas, "label_selector" in codec.ray_actor_options) == (1, False)
-    assert codec.init_args[3] == {}, "the talkers of a single model say where they are"
-    assert by_name["Ingress"]._deployment_config.backpressure_config.status_code == 429
-    inline = config.model_copy(update={"codec": CodecConfig(placement="inline")})
-    assert inline.codec_requests == talker.max_ongoing_requests < config.codec_requests
-    assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 10, 9)
-    assert talker.ray_actor_options is not None
-    assert talker.ray_actor_options == {"num_cpus": 4, "num_gpus": 0.5, "label_selector": {"pool": "talker"}}
-
-
-def test_a_pool_in_serves_words() -> None:
-    pool = PoolConfig(replicas=3, num_cpus=2, num_gpus=0.5, label_selector={"a": "b"}, max_queued_requests=9)
-    common = {
-        "max_ongoing_requests": 7,
-        "max_queued_requests": 9,
-        "graceful_shutdown_timeout_s": 120.0,
-        "graceful_shutdown_wait_loop_s": 0.5,
-        "health_check_period_s": 2.0,
-        "health_check_timeout_s": 5.0,
-        "logging_config": {"enable_access_log": False},
-        "ray_actor_options": {"num_cpus": 2, "num_gpus": 0.5, "label_selector": {"a": "b"}},
-    }
-    assert options(pool, 7) == {"num_replicas": 3, **common}
-    sizes = [(1, 2, 2), (5, 9, 5), (1, 9, 3), (0, 1000, 3)]
-    for least, most, initial in sizes:
-        scaling = CodecScaling(min_replicas=least, max_replicas=most, scale_down_window_s=60.0)
-        scaled = options(pool, 7, scaling=scaling, callers=500)
-        asked = scaled.pop("autoscaling_config")
-        assert scaled == {**common, "health_check_period_s": max(2.0, most / 200)}
-        assert (asked.min_replicas, asked.max_replicas, asked.initial_replicas) == (least, most, initial)
-        interval_s = (most + 500) / 500
-        assert (asked.metrics_interval_s, asked.look_back_period_s) == (interval_s, 2 * interval_s)
-        told = asked.policy.policy_kwargs
-        assert told["scale_down_window_s"] == 60.0
-        assert not {"min_replicas", "max_replicas"} & set(told), "Serve's bounds count"
 
 
 def test_a_talker_has_a_codec_decoder_where_a_stream_may_ask_it_for_audio() -> None:

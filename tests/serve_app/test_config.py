@@ -14,13 +14,11 @@ from serve_app.config import (
     AccessSettings,
     ApiSettings,
     AppConfig,
-    CodecScalingConfig,
     ConfigError,
     TalkerScalingConfig,
     is_loopback,
 )
 from serve_app.config_file import read_config
-from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.ingress import Ingress
 
 SERVE_CONFIGS = {path.name: path for path in sorted((Path(__file__).parents[2] / "cluster" / "serve").glob("*.yaml"))}
@@ -146,33 +144,6 @@ def test_sizes_and_bounds_are_read_where_serve_reads_them() -> None:
     assert designs.talker_pool == voices.talker_pool
 
 
-PARTS = """
-applications:
-- args: {model: embedded, api: {jobs: {pool: {num_cpus: 0.5}}}, talker_pool: {num_cpus: 3},
-         codec_pool: {num_cpus: 2}, codec_scaling: {streams_per_replica: 5}}
-  deployments:
-  - {name: Jobs, num_replicas: 1}
-  - {name: Talker, autoscaling_config: {initial_replicas: 4}}
-  - {name: Codec, autoscaling_config: {max_replicas: 6, initial_replicas: 3}}
-"""
-
-
-def test_sizes_leave_the_other_settings_of_their_pools_alone(file: Path) -> None:
-    file.write_text(PARTS, encoding="utf-8")
-    config = read_config(file)
-    pools = (config.api.of(JobSettings).pool, config.talker_pool, config.codec_pool)
-    assert [(pool.replicas, pool.num_cpus) for pool in pools] == [(1, 0.5), (4, 3), (3, 2)]
-    assert config.talker_scaling == TalkerScalingConfig(max_replicas=1)
-    assert config.codec_scaling == CodecScalingConfig(min_replicas=1, max_replicas=6, streams_per_replica=5)
-
-
-@pytest.mark.parametrize("name", ["Speaker", "Talker-a", "Codec-a"])
-def test_a_size_of_no_pool_is_named(file: Path, name: str) -> None:
-    file.write_text(f"applications: [{{args: {{model: embedded}}, deployments: [{{name: {name}}}]}}]")
-    with pytest.raises(ConfigError, match=f"deployments: '{name}' is not a pool with its own size"):
-        read_config(file)
-
-
 def test_the_file_for_one_machine_holds_the_defaults() -> None:
     assert read_config(SERVE_CONFIGS["local.yaml"]) == AppConfig()
 
@@ -204,63 +175,8 @@ def test_without_keys_only_loopback_names_are_answered_to_unless_names_are_confi
         assert own.for_host("127.0.0.1") == own
 
 
-def test_names_of_hosts_and_pages_are_read_as_clients_write_them() -> None:
-    origins = {"https://App.example.com/": "https://app.example.com", "https://b.example:443": "https://b.example"}
-    origins |= {"http://c.example:80": "http://c.example", "http://d.example:443": "http://d.example:443"}
-    origins |= {"*": "*", "null": "null"}
-    hosts = ("TTS.Example.com", "tts.example.org.", "[::1]", "0:0::2")
-    access = AccessSettings(allowed_hosts=hosts, allowed_origins=tuple(origins))
-    assert access.allowed_hosts == ("tts.example.com", "tts.example.org", "::1", "::2")
-    assert access.allowed_origins == tuple(origins.values())
-
-
-HOSTS = ["", "https://tts.example.com", "tts.example.com:8000", "[::1]:8000", "a b"]
-ORIGINS = ["", "app.example.com", "https://", "https://a.example/app", "https://a.example?b"]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "reason"),
-    [
-        *(("allowed_hosts", host, r"is not a host name: write tts\.example\.com") for host in HOSTS),
-        *(("allowed_origins", origin, r"is not an origin: write https://app\.example\.com") for origin in ORIGINS),
-    ],
-)
-def test_what_is_no_host_name_or_origin_is_refused(field: str, value: str, reason: str) -> None:
-    with pytest.raises(ValidationError, match=reason):
-        AccessSettings.model_validate({field: (value,)})
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", None])
 def test_an_ingress_replica_asks_where_serve_listens(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
     monkeypatch.setattr(ingress.ray_private, "proxy_host", lambda: host)
     with pytest.raises(StartError):
         Ingress(ApiSettings(), (), {})
-
-
-SEVERAL = """
-talker: {max_num_seqs: 4}
-codec: {placement: hybrid}
-models:
-  - {name: voices, model: embedded}
-  - name: clones
-    model: 1.7B-Base
-    placement: inline
-    talker: {gpu_memory_fraction: 0.4}
-    talker_pool: {num_gpus: 0.5}
-    talker_scaling: {min_replicas: 0}
-    admission: {max_streams: 8}
-"""
-
-
-def test_a_model_takes_from_the_application_what_it_leaves_out(file: Path) -> None:
-    file.write_text(SEVERAL, encoding="utf-8")
-    config = read_config(file)
-    voices, clones = config.by_model().values()
-    assert list(config.by_model()) == ["voices", "clones"]
-    assert (voices.model, voices.talker.max_num_seqs, voices.codec.placement) == ("embedded", 4, "hybrid")
-    assert voices.api.admission == config.api.admission
-    assert (clones.model, clones.talker.gpu_memory_fraction, clones.codec.placement) == ("1.7B-Base", 0.4, "inline")
-    assert (clones.talker_pool.num_gpus, clones.api.admission.max_streams) == (0.5, 8)
-    assert (voices.models, clones.models) == ((), ())
-    assert config.num_gpus == 0  # the one with a GPU may be at zero
-    assert config.ingress_requests == 2 * (config.api.admission.max_streams + 8)

@@ -19,7 +19,7 @@ from deployments.config import TalkerConfig
 from deployments.embedded_voice import checkpoint as embedded
 from deployments.errors import CheckpointError
 from deployments.talker.model.model_config import ModelConfig
-from deployments.weights import checkpoint, description, hub, store
+from deployments.weights import checkpoint, choice, description, hub, store
 from tests.records import Record
 
 Damage = Callable[[Path], object]
@@ -131,7 +131,7 @@ def test_folders(kind: str, share: int, tiny_checkpoint: Callable[[str], Path], 
         for what, call in facts(directory, shapes, on_gpu=kind == "Base").items():
             record.attempt(what, call)
         try:
-            keys.setdefault(description.speech_tokenizer_key(str(directory)), []).append(name)
+            keys.setdefault(choice.speech_tokenizer_key(str(directory)), []).append(name)
         except (CheckpointError, OSError, StopIteration) as error:
             record("key !", error)
         shutil.rmtree(directory)
@@ -158,7 +158,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for what, call in (
             ("repository", store.repository), ("find", store.find), ("config", store.find_config_directory),
             ("clones", description.clones),
-            ("speakers", description.speakers), ("key", description.speech_tokenizer_key),
+            ("speakers", description.speakers), ("key", choice.speech_tokenizer_key),
             ("locate", lambda name: name.startswith("embedded") or store.locate(name)),
         ):  # fmt: skip
             record.attempt(f"{what} {name!r}", lambda call=call, name=name: call(name))
@@ -166,10 +166,10 @@ def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for models_dir in (None, tmp_path / "models"):
         for name, gpu in (("auto", False), ("auto", True), ("x", True)):
             record.attempt(
-                f"auto {name} {gpu}", lambda m=models_dir, n=name, g=gpu: store.resolve_auto(n, models_dir=m, gpu=g)
+                f"auto {name} {gpu}", lambda m=models_dir, n=name, g=gpu: choice.resolve_auto(n, models_dir=m, gpu=g)
             )
     (tmp_path / "models/Qwen3-TTS-12Hz-0.6B-CustomVoice/config.json").touch()
-    record.attempt("auto", lambda: store.resolve_auto("auto", models_dir=tmp_path / "models", gpu=True))
+    record.attempt("auto", lambda: choice.resolve_auto("auto", models_dir=tmp_path / "models", gpu=True))
     (tmp_path / "cache").write_text("a file")
     record.attempt("no room", lambda: embedded.unpacked("embedded", tmp_path / "cache"))
     monkeypatch.delenv("TALKRAY_CACHE")

@@ -10,10 +10,9 @@ import pytest
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 from deployments.errors import Overloaded
-from serve_app.api.catalogue import ALIASES, find_speaker
 from serve_app.config import ApiSettings
 from tests.serve_app.audio.test_formats import decode
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
@@ -36,12 +35,6 @@ async def test_azures_client_with_a_deployment_of_any_name(synthesizer: FakeSynt
         "http://talkray/openai/deployments/my-tts/audio/speech?api-version=2025-04-01-preview"
     )
     assert synthesizer.requests[0].voice == "vivian"
-
-
-@pytest.mark.parametrize("path", ["/openai/deployments/any/audio/speech", "/openai/v1/audio/speech"])
-async def test_azures_paths(client: httpx.AsyncClient, path: str) -> None:
-    answer = await client.post(path, json={"model": "tts-1", "input": "Hello", "voice": "alloy"})
-    assert (answer.status_code, answer.headers["content-type"]) == (200, MP3)
 
 
 # What each product sends, from its source; the answer must be audio of this type.
@@ -112,14 +105,6 @@ async def test_mistrals_form_is_json(client: httpx.AsyncClient, synthesizer: Fak
     assert events[-1] == {"type": "speech.audio.done", "finish_reason": "stop", "usage": usage}
 
 
-async def test_a_voice_of_mistral_is_the_default_one(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
-    answer = await client.post(SPEECH, json={"input": "Hello.", "voice_id": "c69964a6-ab8b"})
-    assert decode(base64.b64decode(answer.json()["audio_data"]))[0].size > 0
-    refused = await client.post(SPEECH, json={"input": 5, "voice_id": "x"})
-    assert synthesizer.requests[0].voice == "serena"
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
-
-
 def client_for(synthesizer: FakeSynthesizer) -> AsyncOpenAI:
     http_client = httpx2.AsyncClient(transport=httpx2.ASGITransport(one_api(synthesizer, ApiSettings())))
     return AsyncOpenAI(api_key="any", base_url="http://talkray/v1", max_retries=0, http_client=http_client)
@@ -153,33 +138,3 @@ async def test_errors_become_typed_exceptions() -> None:
         assert (refused.value.param, refused.value.code) == ("voice", "voice_not_found")
         with pytest.raises(openai.NotFoundError):
             await client.audio.speech.create(model="other", input="Hello", voice="alloy")
-
-
-async def test_models(client: httpx.AsyncClient) -> None:
-    listed = (await client.get("/v1/models")).json()
-    names = [model["id"] for model in listed["data"]]
-    assert listed["object"] == "list"
-    assert names == [CUSTOM_VOICE.name, *ApiSettings().model_aliases]
-    for name in names:
-        shown = (await client.get(f"/v1/models/{name}")).json()
-        assert (shown["id"], shown["object"], shown["root"]) == (name, "model", CUSTOM_VOICE.name)
-    assert (await client.get("/v1/models/other")).status_code == 404
-    assert [model["id"] for model in (await client.get("/v1/audio/models")).json()["models"]] == names
-
-
-async def test_voices(client: httpx.AsyncClient) -> None:
-    listed = (await client.get("/v1/audio/voices")).json()
-    assert listed["voices"] == listed["data"]
-    assert {voice["id"] for voice in listed["voices"]} == {*CUSTOM_VOICE.voices, *ALIASES}
-    fields = {"id", "name", "language", "gender", "description", "type", "alias_of"}
-    assert all(set(voice) == fields for voice in listed["voices"])
-    meant = {voice["id"]: voice["alias_of"] for voice in listed["voices"]}
-    assert [name for name, voice in meant.items() if voice is None] == list(CUSTOM_VOICE.voices)
-    assert all(meant[name] == find_speaker(name, CUSTOM_VOICE.voices) for name in ALIASES)
-    assert listed["languages"] == ["auto", *CUSTOM_VOICE.languages]
-    assert listed["uploaded_voices"] == []
-    assert all(voice["name"] == voice["id"] for voice in listed["voices"])
-    legacy = (await client.get("/v1/audio/voices?legacy=true")).json()
-    assert legacy["voices"] == [voice["name"] for voice in listed["voices"]]
-    assert (await client.get("/v1/audio/voices?legacy=false")).json() == listed
-    assert (await client.get("/v1/audio/voices?legacy=maybe")).json()["error"]["param"] == "legacy"

@@ -207,11 +207,6 @@ def test_create_list_revoke(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> 
         Keys(key_file).find(key)
 
 
-def test_a_missing_file_is_an_error(key_file: Path) -> None:
-    with pytest.raises(ConfigError, match="talkray key create"):
-        RUNNER.invoke(cli, ["key", "list"], catch_exceptions=False)
-
-
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The servers that `talkray serve` has started: each serves one request, and ends."""

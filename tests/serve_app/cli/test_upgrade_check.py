@@ -16,7 +16,7 @@ from ray.serve.schema import ServeApplicationSchema
 
 from serve_app.app import build_app
 from serve_app.cli.upgrade_check import upgrade_changes
-from serve_app.config import AppConfig, ConfigError
+from serve_app.config import AppConfig
 from serve_app.config_file import read_config
 from serve_app.scaling.policies import CodecPolicy, TalkerPolicy
 
@@ -130,47 +130,8 @@ def test_what_changes_serves_version_replaces_everybody(ask: Any, change: Any) -
     assert "every replica: those of Ingress, Jobs, Codec, Talker" in " ".join(each.replaces for each in ask(new))
 
 
-@pytest.mark.parametrize(("model", "warns"), [("0.6B-Base", True), ("embedded", False)])
-def test_another_checkpoint_is_warned_of(ask: Any, model: str, warns: bool) -> None:
-    new = production()
-    new["applications"][0]["args"].update(model=model, models_dir="/models")
-    assert all(("in another voice" in change.line()) == warns for change in ask(new))
-
-
 def test_resources_replace_the_replicas_of_one_pool(ask: Any) -> None:
     new = changed("Codec", "ray_actor_options.num_cpus", 4)
     [change] = ask(new)
     assert change.replaces == "the replicas of Codec"
     assert code_version(new) == code_version(production())
-
-
-def test_the_proxy_is_changed_by_nothing_but_a_start(ask: Any) -> None:
-    new = production()
-    new["http_options"]["port"] = 9000
-    [change] = ask(new)
-    assert change.line() == (
-        "http_options.port: 8000 -> 9000\n    replaces no replicas, but `serve deploy` does not apply it: restart Serve"
-    )
-
-
-def test_equal_files_differ_in_nothing(ask: Any) -> None:
-    assert ask(production()) == []
-
-
-def test_a_wrong_setting_is_named(ask: Any) -> None:
-    new = production()
-    new["applications"][0]["args"]["modell"] = "x"
-    with pytest.raises(ConfigError, match=r"new.yaml: modell"):
-        ask(new)
-
-
-@pytest.mark.parametrize(
-    ("placement", "num_gpus", "warns"), [("pool", 1, True), ("inline", 1, False), ("pool", 0, False)]
-)
-def test_talkers_that_lose_their_decoder_are_warned_of(ask: Any, placement: str, num_gpus: int, warns: bool) -> None:
-    new = production()
-    args = new["applications"][0]["args"]
-    args.setdefault("codec", {})["placement"] = placement
-    args.setdefault("talker_pool", {})["num_gpus"] = num_gpus
-    told = [change.line() for change in ask(new) if change.setting == "args.codec.placement"]
-    assert [("without a codec decoder" in line) for line in told] == [warns]

@@ -1,10 +1,8 @@
 """Notices of clouds become drains: against a metadata server on loopback."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import count
 from pathlib import Path
 from subprocess import CalledProcessError
 from types import SimpleNamespace
@@ -14,7 +12,7 @@ import pytest
 
 from serve_app import app
 from serve_app.nodes import notices
-from serve_app.nodes.notices import Aws, Gcp, MetadataUnreachable, NotDrained, Notice, cloud, raylet_options, watch
+from serve_app.nodes.notices import Aws, Gcp, MetadataUnreachable, NotDrained, Notice, cloud, raylet_options
 from tests.clock import Clock
 from tests.serve_app.nodes.metadata import ACTION, MAINTENANCE, PREEMPTED, REBALANCE, Metadata, interruption, serving
 
@@ -85,44 +83,6 @@ def test_no_metadata_is_no_notice(metadata: Metadata) -> None:
     nobody = Aws("http://127.0.0.1:1")
     with pytest.raises(MetadataUnreachable, match=r"127\.0\.0\.1:1/latest/api/token"):
         nobody.notice()
-
-
-class Ended(Exception):
-    """The test has seen enough."""
-
-
-def test_a_notice_drains_once_and_an_earlier_end_again(
-    metadata: Metadata, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    metadata.answers[REBALANCE] = RECOMMENDED
-    drained, polls = list[Notice](), count(1)
-
-    def drain(notice: Notice) -> None:
-        drained.append(notice)
-        if len(drained) == 1:
-            raise NotDrained("the control store is away")  # and is asked again
-
-    def sleep(_: float) -> None:
-        poll = next(polls)
-        if poll == 4:
-            metadata.answers[ACTION] = interruption(100)
-        if poll == 6:
-            raise Ended
-
-    monkeypatch.setattr(notices, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic, time=time.time))
-    with pytest.raises(Ended):
-        watch(aws(metadata), drain)
-    assert [each.reason.split(":")[0].split(" ")[0] for each in drained] == ["rebalance", "rebalance", "spot"]
-    assert "the control store is away" in caplog.text
-
-
-def test_each_outage_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = Mock()
-    metadata.notice.side_effect = [MetadataUnreachable("away"), ValueError("no JSON"), None, KeyError("time"), Ended]
-    monkeypatch.setattr(notices, "_POLL_S", 0.0)
-    with pytest.raises(Ended):
-        watch(metadata, lambda notice: None)
-    assert caplog.text.count("notices cannot be read") == 2
 
 
 @pytest.mark.parametrize(("arguments", "watched"), [

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from deployments.errors import StartError
-from serve_app.cli.key_file import create_key, revoke_keys
+from serve_app.cli.key_file import create_key
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extension import Node
 from serve_app.extensions.access_tokens import tokens as module
@@ -24,9 +24,9 @@ from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.extensions.voices.voice_store import VoiceStore
 from tests.serve_app import asgi
-from tests.serve_app.extensions.client import Client, Json
+from tests.serve_app.extensions.client import Client
 from tests.serve_app.fake import FakeSynthesizer, utterance
-from tests.serve_app.one_model import client_of, one_api, refusal
+from tests.serve_app.one_model import client_of, one_api
 from tools.suites.rows import ISSUING
 
 pytestmark = pytest.mark.anyio
@@ -159,36 +159,6 @@ async def test_a_refused_request_uses_no_token_up(server: Server) -> None:
     assert await told(api, f"WS {place}", second) == (101, "")
 
 
-@pytest.mark.parametrize("place", [f"POST {SPEECH}", "WS /v1/audio/speech/ws"])
-async def test_tokens_that_are_over(server: Server, place: str) -> None:
-    api = server.replica()
-    purpose = "speech" if place.startswith("POST") else "socket"
-    token = await server.issue("/v1/tokens", api, purpose=purpose, expires_in=60)
-    server.now = NOW + 59
-    assert (await told(api, place, token))[0] in (101, 200)
-    server.now = NOW + 60
-    status, reason = await told(api, place, token)
-    assert (status, "has expired" in reason) == (401, True)
-    server.now = NOW
-    revoke_keys(server.keys_file, "ada")
-    status, reason = await told(api, place, token)
-    assert (status, "revoked" in reason) == (401, True)
-
-
-async def test_an_open_socket_ends_with_the_key_that_issued_its_token(server: Server) -> None:
-    api = server.replica()
-    token = await server.issue("/v1/tokens", api)
-    async with asgi.websocket(api, f"/v1/audio/speech/ws?token={token}") as connection:
-        client = await Client(connection).accepted()
-        server.now += 3600  # a socket may outlive its token
-        client.send({"type": "speak", "input": "Hello", "voice": "alloy"})
-        assert (await client.until(type="done"))[1]
-        revoke_keys(server.keys_file, "ada")
-        client.send({"type": "speak", "input": "Hello", "voice": "alloy"})
-        assert (await client.until(type="error"))[0][-1]["error"]["code"] == "invalid_api_key"
-        assert await client.next() == {"closed": 1008}
-
-
 async def test_a_token_with_one_other_character_is_none(server: Server) -> None:
     """Also where the other character means the same bits of the signature."""
     api = server.replica()
@@ -205,52 +175,6 @@ async def test_a_token_with_one_other_character_is_none(server: Server) -> None:
             status, reason = await told(api, f"POST {SPEECH}", each)
             assert (status, bool(re.search("is (not valid|invalid)", reason))) == (401, True), each
     assert (await told(api, f"POST {SPEECH}", token + "="))[0] == 401
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "param"),
-    [
-        *(("/v1/tokens", {"expires_in": value}, "expires_in") for value in (59, 3601, -1, 1e18, "soon", True, [])),
-        *(("/v1/auth/grant", {"ttl_seconds": value}, "ttl_seconds") for value in (30, 59.9, 3600.5, False)),
-        *(("/access-token", {"expires_in": value}, "expires_in") for value in (1, 86400)),
-        *(
-            ("/v1/realtime/client_secrets", {"expires_after": value}, f"expires_after{param}")
-            for value, param in (({"seconds": 10}, ".seconds"), ({"anchor": "now"}, ".anchor"), ([], ""), (600, ""))
-        ),
-        ("/v1/realtime/client_secrets", {"session": {"type": "transcription"}}, "session.type"),
-        ("/v1/realtime/client_secrets", {"session": {"instructions": "x" * 5000}}, "session"),
-        ("/v1/realtime/client_secrets", {"session": "voice"}, "session"),
-        ("/access-token", {"grants": {"stt": True}}, "grants.tts"),
-        ("/access-token", {"grants": {"tts": False}}, "grants.tts"),
-        ("/access-token", {"grants": {"tts": "maybe"}}, "tts"),
-        ("/access-token", {"grants": True}, "grants"),
-        ("/v1/single-use-token/realtime_scribe", {}, "type"),
-        ("/v1/tokens", {"purpose": "jobs"}, "purpose"),
-        ("/v1/tokens", {"purpose": 5}, "purpose"),
-        ("/v1/tokens", {"purpose": "socket", "single_use": "maybe"}, "single_use"),
-    ],
-)  # fmt: skip
-async def test_bad_fields_are_named(server: Server, path: str, fields: Json, param: str) -> None:
-    body = {"purpose": "speech", **fields} if path == "/v1/tokens" else fields
-    async with client_of(server.replica()) as client:
-        answer = await client.post(path, json=body, headers={"authorization": f"Bearer {server.key}"})
-    assert refusal(answer) == (400, param)
-    assert param in answer.json()["error"]["message"]
-
-
-async def test_fields_without_effect_are_named(server: Server) -> None:
-    sent = {
-        "/v1/tokens": "lifetime",
-        "/v1/auth/grant": "ttl",
-        "/access-token": "grants",
-        "/v1/realtime/client_secrets": "x",
-    }
-    async with client_of(server.replica()) as client:
-        for path, name in sent.items():
-            value: object = {"tts": True, "stt": True} if name == "grants" else 1
-            body = {**ISSUING[path].fields, name: value}
-            answer = await client.post(path, json=body, headers={"authorization": f"Bearer {server.key}"})
-            assert answer.headers["x-ignored"].startswith("grants.stt" if name == "grants" else name)
 
 
 @pytest.mark.parametrize("path", ISSUING)
@@ -271,31 +195,6 @@ async def test_servers_that_issue_none(tmp_path: Path, server: Server, path: str
     status, message = await refused(one_api(FakeSynthesizer(), settings, node=node))
     assert (status, "api.access_tokens.secrets_file" in message) == (503, True)
     assert not server.secrets_file.exists()
-
-
-async def test_no_socket_opens_while_the_store_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    api, token = server.replica(), await server.issue("/v1/single-use-token/tts_websocket")
-    (server.folder / "store").rename(server.folder / "gone")
-    (server.folder / "store").write_bytes(b"")
-    async with asgi.websocket(api, f"/v1/text-to-speech/ryan/stream-input?single_use_token={token}") as connection:
-        assert (await connection.next())["status"] == 503
-
-
-async def test_secrets_are_replaced_without_a_gap(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    api, place = server.replica(), f"POST {SPEECH}"
-    first = await server.issue("/v1/tokens", api, purpose="speech")
-    old, new = server.secrets_file.read_text().strip(), "n" * 64
-    assert server.secrets_file.stat().st_mode & 0o777 == 0o600
-    server.secrets_file.write_text(f"# signs\n{new}\n\n{old}\n")
-    second = await server.issue("/v1/tokens", api, purpose="speech")
-    assert [(await told(api, place, each))[0] for each in (first, second)] == [200, 200]
-    server.secrets_file.write_text(f"{new}\n")
-    assert [(await told(api, place, each))[0] for each in (first, second)] == [401, 200]
-    server.secrets_file.write_text("short\n")  # an edit that failed
-    assert [(await told(api, place, second))[0] for _ in range(2)] == [200, 200]
-    assert caplog.text.count("at least 32 characters") == 1
-    server.secrets_file.unlink()
-    assert (await told(api, place, second))[0] == 401
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "short\n", None])

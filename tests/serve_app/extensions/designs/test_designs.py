@@ -107,40 +107,6 @@ async def test_a_locked_one_is_spoken_with_on_another_replica_that_clones(folder
         np.testing.assert_allclose(reference.samples, np.frombuffer(pcm_of(SCRIPT), "<i2") / 32768, atol=1e-6)
 
 
-async def test_a_form_locks_as_well(client: AsyncClient) -> None:
-    first, second, _ = await designed(client)
-    named = {"name": "one", "consent": "by letter", "description": "old"}
-    told = (await client.post(VOICES, data={"design": str(first["id"]), **named})).json()
-    assert (told["consent"], told["description"]) == ("by letter", "old")
-    assert refusal(await client.post(VOICES, json={"design": second["id"], "name": "ONE"})) == (409, "name")
-    for more in ({"ref_text": "No."}, {"prepare": "none"}):
-        both = await client.post(VOICES, json={"design": second["id"], "name": "two", **more})
-        assert (both.status_code, both.json()["error"]["param"]) == (400, "design")
-
-
-async def test_a_prompt_makes_a_voice_at_once(server: Server, client: AsyncClient) -> None:
-    sent = {"type": "prompt", "name": "Grandpa", "prompt": "A calm old man.", "model": "2026-10-08"}
-    answer = await client.post(VOICES, files={name: (None, value) for name, value in sent.items()})  # as OpenAI's SDK
-    assert answer.status_code == 200, answer.text
-    told = answer.json()
-    assert (told["type"], told["prompt"], told["object"]) == ("prompt", "A calm old man.", "audio.voice")
-    assert told["provenance"].startswith("design: design, seed ")
-    assert answer.headers["x-ignored"] == "model (the VoiceDesign model here makes voices)"
-    assert {each.instructions for each in server.synthesizer.requests} == {"A calm old man."}
-    hinted = {"type": "prompt", "name": "two", "prompt": "Calm.", "script_hint": "So it is.", "model": "auto"}
-    second = await client.post(VOICES, json=hinted)
-    assert second.json()["takes"][0]["text"] == "So it is."
-    assert "x-ignored" not in second.headers
-    for wrong, expected in (
-        ({"prompt": None}, (400, "prompt")),
-        ({"prompt": " "}, (400, "prompt")),
-        ({"script_hint": "..."}, (400, "text")),
-        ({"type": "live"}, (400, "type")),
-        ({"name": "TWO"}, (409, "name")),
-    ):
-        assert refusal(await client.post(VOICES, json={**hinted, "name": "three", **wrong})) == expected
-
-
 async def test_only_its_owner_may_lock_it(folder: Path) -> None:
     server = designer(folder, "ada", "eve", admins=("root",))
     async with server.client("ada") as ada, server.client("eve") as eve, server.client("root") as root:
@@ -199,20 +165,6 @@ async def test_candidates_take_no_place_of_voices_but_a_locked_one_does(folder: 
         assert (full.status_code, full.json()["error"]["code"]) == (409, "quota_exceeded")
 
 
-@pytest.mark.parametrize("loaded", [BASE, CUSTOM_VOICE])
-@pytest.mark.parametrize(
-    ("path", "body"), [(DESIGN, ASKED), ("/v1/text-to-voice/design", {"voice_description": "A calm old man."})]
-)
-async def test_without_a_model_that_designs(folder: Path, path: str, body: dict[str, str], loaded: object) -> None:
-    server = Server(folder, synthesizer=FakeSynthesizer(loaded, script=SCRIPT))  # type: ignore[arg-type]
-    async with server.client() as client:
-        answer = await client.post(path, json=body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (400, "model_not_deployed")
-        assert "Designing a voice requires a VoiceDesign checkpoint, but this server runs only" in error["message"]
-    assert server.synthesizer.requests == []
-
-
 async def test_of_several_models_the_one_that_designs_speaks(folder: Path) -> None:
     speaking = {
         name: FakeSynthesizer(replace(info, name=name, checkpoint=name), script=SCRIPT)
@@ -230,32 +182,6 @@ async def test_of_several_models_the_one_that_designs_speaks(folder: Path) -> No
         assert refusal(await client.post(DESIGN, json={**ASKED, "model": "clones"})) == (400, "model")
         assert refusal(await client.post(DESIGN, json={**ASKED, "model": "gpt-9"})) == (404, "model")
     assert {name: len(each.requests) for name, each in speaking.items()} == {"named": 0, "clones": 1, "designs": 3}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"text": "Hi."}, "instructions"),
-        ({"instructions": "Calm.", "text": "..."}, "text"),
-        ({"instructions": "Calm.", "text": "a" * 501}, "text"),
-        ({"instructions": "Calm.", "seed": -1}, "seed"),
-        ({"instructions": "Calm.", "language": "klingon"}, "language"),
-        ({"instructions": "Calm.", "response_format": "ogg"}, "response_format"),
-        ({"instructions": 7}, "instructions"),
-    ],
-)
-async def test_what_is_refused(
-    folder: Path, server: Server, client: AsyncClient, fields: dict[str, object], param: str
-) -> None:
-    assert refusal(await client.post(DESIGN, json=fields)) == (400, param)
-    assert server.synthesizer.requests == []
-    assert recordings_in(folder) == []
-
-
-async def test_unknown_fields_are_named(client: AsyncClient) -> None:
-    answer = await client.post(DESIGN, json={**ASKED, "text": "a" * 500, "voice": "vivian", "speed": 2})
-    assert answer.status_code == 200
-    assert answer.headers["x-ignored"] == "voice (not supported); speed (unknown field, did you mean seed?)"
 
 
 @pytest.mark.parametrize(
@@ -288,41 +214,6 @@ async def test_a_store_that_is_out_of_reach_is_told_before_anything_is_spoken(tm
     async with server.client() as client:
         assert (await client.post(DESIGN, json=ASKED)).status_code == 503
     assert server.synthesizer.requests == []
-
-
-async def test_elevenlabs_form(client: AsyncClient) -> None:
-    asked = {"voice_description": "A calm old man.", "text": "So it is.", "model_id": "eleven_ttv_v3", "seed": 5}
-    told = await client.post("/v1/text-to-voice/design?output_format=pcm_16000", json=asked)
-    assert told.status_code == 200, told.text
-    assert "model_id" in told.headers["x-ignored"]
-    assert told.json()["text"] == "So it is."
-    preview = told.json()["previews"][2]
-    assert (preview["duration_secs"], preview["media_type"]) == (0.8, "audio/pcm;rate=16000;channels=1")
-    assert len(base64.b64decode(preview["audio_base_64"])) == 0.8 * 16_000 * 2
-    streamed = await client.post("/v1/text-to-voice/design", json={**asked, "stream_previews": True})
-    made = streamed.json()["previews"][0]
-    assert made["audio_base_64"] == ""
-    heard = await client.get(f"/v1/text-to-voice/{made['generated_voice_id']}/stream")
-    samples, _ = soundfile.read(io.BytesIO(heard.content), dtype="int16")
-    assert samples.tobytes() == pcm_of(SCRIPT)
-    wanted = {
-        "generated_voice_id": preview["generated_voice_id"],
-        "voice_name": "grandpa",
-        "voice_description": "old",
-        "labels": {"language": "en"},
-        "played_not_selected_voice_ids": [made["generated_voice_id"]],
-    }
-    voice = await client.post("/v1/text-to-voice", json=wanted)
-    assert voice.status_code == 200, voice.text
-    assert "played_not_selected_voice_ids" in voice.headers["x-ignored"]
-    assert (voice.json()["name"], voice.json()["labels"]["language"]) == ("grandpa", "en")
-    assert (await client.get(f"/v1/voices/{voice.json()['voice_id']}")).json()["description"] == "old"
-    before = await client.post(
-        "/v1/text-to-voice/create-previews?output_format=mp3_44100_32",
-        json={"voice_description": "Old.", "auto_generate_text": True},
-    )
-    assert before.json()["text"].startswith("Hello")
-    assert len(base64.b64decode(before.json()["previews"][0]["audio_base_64"])) < 0.8 * 64_000 / 8
 
 
 class Stage(asyncio.Event):

@@ -8,16 +8,15 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import Mock
 
 import pytest
 import soundfile
 from httpx import AsyncClient
 
-from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, ReplicaLost, TalkerLost
+from deployments.errors import EngineError, InvalidRequest, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo, Sampling
-from deployments.serving import metrics
-from serve_app.cli.key_file import create_key, revoke_keys
+from serve_app.cli.key_file import create_key
 from serve_app.config import AccessSettings
 from serve_app.extensions.jobs import job_manager, job_store, planning, stored_audio
 from serve_app.extensions.jobs import work as work_module
@@ -86,26 +85,6 @@ async def test_words_and_segments_of_a_part(tmp_path: Path, info: ModelInfo) -> 
         assert second["start"] == pytest.approx(told["segments"][1]["start"], abs=0.1)
 
 
-async def test_parts_are_told_with_what_their_client_calls_them(speaker: Speaker, client: AsyncClient) -> None:
-    speaker.gate.clear()
-    inputs = [{"input": "One.", "custom_id": LONGEST_ID, "seed": 5}, {"input": "Two and more."}]
-    answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": inputs})
-    place = f"/v1/audio/jobs/{answer.json()['id']}"
-    before = (await client.get(f"{place}/parts")).json()["data"]
-    assert [part["segments"] for part in before] == [{"total": 1, "done": 0}] * 2
-    await so(lambda: speaker.running == 2)
-    assert (await client.post(f"{place}/resume")).json()["status"] == "running"
-    speaker.gate.set()
-    await until(client, answer.json(), "completed")
-    assert len(speaker.requests) == 2, "what runs is not begun again"
-    first, second = (await client.get(f"{place}/parts")).json()["data"]
-    done = {"total": 1, "done": 1}
-    assert first == {"part": 0, "custom_id": LONGEST_ID, "seed": 5, "segments": done, "audio_s": FRAME_S * 4}
-    assert (second["part"], second["custom_id"], second["audio_s"]) == (1, None, pytest.approx(FRAME_S * 13))
-    assert (await client.get(f"{place}/parts/0/words")).json()["custom_id"] == LONGEST_ID
-    assert (await client.get("/v1/audio/jobs/job_0/parts")).status_code == 404
-
-
 @pytest.mark.parametrize("fields", [{"deterministic": True, "seed": 3}, {}])
 async def test_after_deaths_only_what_was_running_is_made_again_with_the_same_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, object]
@@ -169,32 +148,6 @@ async def test_a_part_may_be_a_chapter(tmp_path: Path) -> None:
             answer = await asked(client, "One.", text + "!", **fields)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
             assert answer.json()["error"]["code"] == "string_above_max_length"
-
-
-async def test_unfinished_parts_conflict_and_unknown_ones_are_not_found(speaker: Speaker, client: AsyncClient) -> None:
-    speaker.gate.clear()
-    place = f"/v1/audio/jobs/{(await started(client, 'One.'))['id']}"
-    for path, status, code in (
-        ("/parts/0", 409, "part_not_finished"),
-        ("/parts/0/words", 409, "part_not_finished"),
-        ("/audio", 409, "job_not_finished"),
-        ("/parts/1", 404, "part_not_found"),
-        ("/parts/one", 404, "part_not_found"),
-        ("/parts/-1", 404, "part_not_found"),
-        (f"/parts/{'9' * 5000}", 404, "part_not_found"),
-        (f"/parts/{'9' * 5000}/words", 404, "part_not_found"),
-        ("/parts?after=0", 200, None),
-        ("/parts?after=1", 400, "invalid_value"),
-        ("/parts?after=one", 400, "invalid_value"),
-        (f"/parts?after={'9' * 5000}", 400, "invalid_value"),
-        ("/parts?limit=0", 400, "invalid_value"),
-        ("/parts?limit=1001", 400, "invalid_value"),
-        ("/parts?limit=1.5", 400, "invalid_value"),
-        ("/parts/0?response_format=midi", 400, "invalid_value"),
-    ):
-        answer = await client.get(place + path)
-        assert (answer.status_code, answer.json().get("error", {}).get("code")) == (status, code), path
-    assert (await client.get("/v1/audio/jobs/job_0")).json()["error"]["code"] == "job_not_found"
 
 
 async def test_a_range_of_wav_is_that_of_the_whole(client: AsyncClient) -> None:
@@ -297,30 +250,6 @@ async def test_a_job_goes_on_with_its_own_model(tmp_path: Path, change: dict[str
         server.hindrance = None
         reason = (await until(client, job, "completed" if is_same else "failed"))["reason"]
         assert is_same or ("Load that model, and resume" if change else "no longer served") in str(reason)
-
-
-async def test_the_same_key_is_the_same_job(tmp_path: Path) -> None:
-    async with serving(tmp_path, Speaker(), **{"idempotency-key": "one"}) as (_, client):
-        jobs = [*await asyncio.gather(*(started(client, "One.") for _ in range(2))), await started(client, "One.")]
-        assert len({job["id"] for job in jobs}) == 1
-        assert refusal(await asked(client, "Two."), "code") == (409, "idempotency_key_reused")
-
-
-async def test_cancel_resume_delete(tmp_path: Path, speaker: Speaker, client: AsyncClient) -> None:
-    speaker.gate.clear()
-    job = await started(client, "One.", "Two.", "Three.")
-    place = f"/v1/audio/jobs/{job['id']}"
-    await so(lambda: speaker.running > 0)
-    assert (await client.post(f"{place}/cancel")).json()["status"] == "cancelled"
-    assert speaker.running == 0
-    speaker.gate.set()
-    assert (await client.post(f"{place}/resume")).json()["status"] in ("queued", "running")
-    await until(client, job, "completed")
-    for left in (f"states/.{job['id']}.json", f"plans/{job['id']}/.000001.json", f"segments/{job['id']}/.name"):
-        (tmp_path / f"{left}.1234.new").write_text("Two.")  # by a killed writer
-    assert (await client.delete(place)).json() == {"id": job["id"], "object": "audio.job.deleted", "deleted": True}
-    assert (await client.get(place)).status_code == 404
-    assert files_in(tmp_path) == []
 
 
 async def test_changes_of_a_job_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,20 +431,6 @@ async def test_a_job_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
         assert [job["id"] for job in (await client.get("/v1/audio/jobs")).json()["data"]] == [whole["id"]]
 
 
-async def test_a_bad_segment_is_drawn_again_and_reported(speaker: Speaker, server: Server, client: AsyncClient) -> None:
-    server.hindrance = "not yet"
-    job = await started(client, "One.", "Two.")
-    assert (await until(client, job, "paused"))["reason"] == "not yet"
-    plan = server.manager._store().plan(server.manager._works[str(job["id"])].job, 0)
-    speaker.reasons = {plan.parts[1].seed: FinishReason.LOOP}
-    server.hindrance = None
-    with patch.object(metrics.REDRAWN, "record") as metric:
-        told = await until(client, job, "completed")
-    assert told["problems"] == [{"part": 1, "segment": 0, "finish_reason": "stop", "redrawn": True}]
-    assert len(speaker.requests) == 3
-    metric.assert_called_once_with(1, reason=FinishReason.LOOP, model="")
-
-
 def test_what_is_left_takes_as_long_as_this_process_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems are listed by segment number, including those of segments that were not redrawn."""
     clock, segments = Clock(100.0), [MadeSegment(SegmentId(0, n), 1, FinishReason.LOOP, False) for n in range(5)]
@@ -529,34 +444,6 @@ def test_what_is_left_takes_as_long_as_this_process_needs(monkeypatch: pytest.Mo
     told = work.as_json(None, most_problems=3)
     assert told["eta_s"] == 1.5
     assert told["problems"] == [each.as_json() for each in segments[:3]]
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "inputs"),
-        ({"inputs": []}, "inputs"),
-        ({"inputs": ["text"]}, "inputs"),
-        ({"inputs": [{"input": "a"}, {"text": 3}]}, "inputs[1].input"),
-        ({"inputs": [{"input": "One."}], "speed": 9}, "speed"),
-        ({"inputs": [{"input": "One.", "voice": "nobody"}]}, "inputs[0].voice"),
-        ({"inputs": [{"input": "One."}], "ref_audio": "AAAA"}, "ref_audio"),
-        ({"inputs": [{"input": "One."}], "input": "no"}, "input"),
-        ({"inputs": [{"input": "One.", "custom_id": 3}]}, "inputs[0].custom_id"),
-        ({"inputs": [{"input": "One.", "custom_id": LONGEST_ID + "a"}]}, "inputs[0].custom_id"),
-    ],
-)
-async def test_a_mistake_is_named_and_makes_no_job(client: AsyncClient, body: dict[str, object], param: str) -> None:
-    answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", **body})
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
-    assert (await client.get("/v1/audio/jobs")).json()["data"] == []
-
-
-async def test_a_form_is_refused_by_its_type(client: AsyncClient) -> None:
-    for form in ({"data": {"voice": "ryan"}}, {"files": {"inputs": b"One."}}):
-        answer = await client.post("/v1/audio/jobs", **form)  # type: ignore[arg-type]
-        assert (answer.status_code, "Send JSON" in answer.text) == (415, True)
 
 
 async def test_quotas(tmp_path: Path) -> None:
@@ -664,65 +551,6 @@ async def test_a_stored_voice_speaks_by_its_vector(tmp_path: Path, clones_by_vec
     [reference] = [request.reference for request in speaker.requests]
     assert reference is not None
     assert reference.x_vector_only == (clones_by_vector or sets_it)
-
-
-async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of jobs, and of parts whose plan has several pieces."""
-    monkeypatch.setattr(planning, "_PIECE_PARTS", 3)
-    async with serving(tmp_path, Speaker(), JobSettings(max_jobs=3)) as (server, client):
-        jobs = [await started(client, *[f"Text {number}." for number in range(size)]) for size in (1, 10, 1)]
-        assert "3 jobs (max_jobs)" in (await asked(client, "A fourth.")).text
-        many = f"/v1/audio/jobs/{jobs[1]['id']}/parts"
-        newest = sorted(jobs, key=lambda job: (job["created_at"], job["id"]), reverse=True)
-        ids = [str(job["id"]) for job in newest]
-        for path, name, wanted, has_more in (
-            ("/v1/audio/jobs", "id", ids, False),
-            ("/v1/audio/jobs?limit=2", "id", ids[:2], True),
-            (f"/v1/audio/jobs?after={ids[1]}", "id", ids[2:], False),
-            (many, "part", [*range(10)], False),
-            (f"{many}?limit=4", "part", [*range(4)], True),
-            (f"{many}?limit=5&after=2", "part", [*range(3, 8)], True),
-            (f"{many}?limit=2&after=7", "part", [8, 9], False),
-            (f"{many}?after=9", "part", [], False),
-        ):
-            page = (await client.get(path)).json()
-            assert ([each[name] for each in page["data"]], page["has_more"]) == (wanted, has_more), path
-        for query in ("after=job_0", "limit=0", "limit=1001", "limit=x"):
-            assert refusal(await client.get(f"/v1/audio/jobs?{query}")) == (400, query.partition("=")[0])
-        await until(client, jobs[1], "completed")
-        assert all(work.plan is None for work in server.manager._works.values() if work.is_complete)
-        assert len((await client.get(f"{many}/7/words")).json()["words"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("errors", "dead_nodes", "status"),
-    [
-        ([TalkerLost("gone")] * 2, 0, "completed"),
-        ([TalkerLost("gone")] * 3, 0, "failed"),
-        ([CodecLost("gone"), EngineError("broken"), TalkerLost("gone")], 0, "failed"),
-        ([TalkerLost("gone", 1)] * 6, 0, "completed"),  # live streams were lost with it
-        ([Moved("drained")] * 6, 0, "completed"),
-        ([TalkerLost("gone")] * 4, 1, "completed"),  # their node was
-        ([TalkerLost("gone")] * 6, 1, "failed"),  # three were lost long after it
-        ([Overloaded("full")] * 6, 0, "completed"),
-        ([EngineError("broken")], 0, "completed"),
-        ([EngineError("broken")] * 3, 0, "failed"),
-    ],
-)
-async def test_a_segment_that_kills_replicas_ends_its_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], dead_nodes: int, status: str
-) -> None:
-    for name in ("_TOGETHER_S", "_RETRY_S", "_NODE_LOST_S")[: 3 if status == "failed" else 2]:
-        monkeypatch.setattr(job_manager, name, 0.01)
-    speaker = Speaker()
-    async with serving(tmp_path, speaker) as (server, client):
-        await client.get("/v1/audio/jobs")  # it runs
-        speaker.errors = [*errors]
-        server.manager._dead_nodes = lambda: dead_nodes * (len(speaker.requests) > 2)
-        told = await until(client, await started(client, "One."), status)
-        assert len(speaker.requests) == len(errors) + (status == "completed")
-        lost = "the replica was lost: " if isinstance(errors[-1], TalkerLost) else ""
-        assert told["reason"] == (None if status == "completed" else f"part 0, segment 0: {lost}{errors[-1]}")
 
 
 async def test_segments_lost_together_are_made_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -875,24 +703,6 @@ async def test_no_place_of_the_store_is_told(tmp_path: Path, server: Server, cli
         answer = await client.get(f"/v1/audio/jobs/{whole['id']}/audio")
         assert (answer.json()["error"]["code"], str(tmp_path) in answer.text) == ("voice_damaged", False)
         assert answer.json()["error"]["message"].endswith(f"is {fault}")
-
-
-async def test_jobs_of_a_revoked_key_wait(tmp_path: Path) -> None:
-    file = tmp_path / "keys.json"
-    key = create_key(file, "ada")
-    access = AccessSettings(keys_file=file)
-    async with Server(tmp_path / "store", Speaker(), access=access).client(authorization=f"Bearer {key}") as client:
-        job = await started(client, "One.")
-    async with Server(tmp_path / "store", Speaker()).client() as client:
-        ownerless = await started(client, "Two.")
-    revoke_keys(file, "ada")
-    create_key(file, "bob")
-    admin = f"Bearer {create_key(file, 'root', admin=True)}"
-    async with serving(tmp_path / "store", Speaker(), access=access, authorization=admin) as (_, client):
-        assert "key is named 'ada'" in str((await until(client, job, "paused"))["reason"])
-        await until(client, ownerless, "completed")
-        create_key(file, "ada")
-        await until(client, job, "completed")
 
 
 async def test_jobs_expire_beside_others_and_not_by_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,3 @@
-import base64
-
-import httpx
 import pytest
 
 from serve_app.config import AdmissionSettings, ApiSettings
@@ -41,17 +38,6 @@ async def test_utterances_follow_each_other_as_files(synthesizer: FakeSynthesize
     assert synthesizer.requests[0].instructions == "Softly."
 
 
-async def test_a_refusal_says_that_no_audio_is_to_be_kept(synthesizer: FakeSynthesizer) -> None:
-    async with talking(synthesizer, PATH) as client:
-        client.send(write("x"))
-        (error,), _ = await client.until(type="error")
-        assert (error["action"], error["partial_audio"]) == ("discard", False)
-        client.send(CONFIG, CONFIG)
-        await client.until(type="error")
-        client.send(write("Hello"), DONE)
-        await client.until(type="session.done")
-
-
 async def test_a_message_that_meets_no_model_closes_the_socket() -> None:
     async with talking(FakeSynthesizer(None), PATH) as client:
         client.send(CONFIG)
@@ -60,40 +46,8 @@ async def test_a_message_that_meets_no_model_closes_the_socket() -> None:
         await client.connection.task
 
 
-async def test_a_batch(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
-    items: list[object] = [
-        {"input": "One."},
-        {"input": "Two.", "overrides": {"voice": "ryan", "response_format": "pcm", "language": None}},
-        {"input": "Three.", "voice": "nobody"},
-        "Four.",
-    ]
-    answer = (await client.post(BATCH, json={"model": "tts-1", "voice": "aiden", "items": items})).json()
-    assert (answer["total"], answer["succeeded"], answer["failed"]) == (4, 2, 2)
-    one, two, three, four = answer["results"]
-    wav = base64.b64decode(one["audio_data"])
-    assert (wav[:4], wav[44:], one["media_type"]) == (b"RIFF", pcm_of(utterance()), "audio/wav")
-    assert base64.b64decode(two["audio_data"]) == pcm_of(utterance())
-    assert one["usage"] == {"input_tokens": 7, "output_tokens": 4, "total_tokens": 11}
-    assert "nobody" in three["error"]
-    assert four["status"] == "error"
-    assert [request.voice for request in synthesizer.requests] == ["aiden", "ryan"]
-    assert len({request.request_id for request in synthesizer.requests}) == 2
-
-
 async def test_each_item_counts_as_a_request(synthesizer: FakeSynthesizer) -> None:
     settings = ApiSettings(admission=AdmissionSettings(client_requests_per_minute=2))
     async with client_of(one_api(synthesizer, settings)) as client:
         answer = (await client.post(BATCH, json={"voice": "alloy", "items": [{"input": "Hi."}] * 3})).json()
     assert [result["status"] for result in answer["results"]] == ["success", "success", "error"]
-
-
-@pytest.mark.parametrize("items", [None, [], "x", [{"input": "x"}] * 65])
-async def test_no_batch(client: httpx.AsyncClient, items: object) -> None:
-    answer = await client.post(BATCH, json={"voice": "alloy", "items": items})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "items")
-
-
-async def test_usage_stands_in_the_headers_of_a_whole_answer(client: httpx.AsyncClient) -> None:
-    answer = await client.post("/v1/audio/speech", json={"input": "Hi.", "voice": "alloy", "stream": False})
-    tokens = [int(answer.headers[f"x-vllm-omni-{name}-tokens"]) for name in ("input", "output", "total")]
-    assert tokens == [7, 4, 11]
