@@ -69,6 +69,7 @@ class UtteranceSynthesizer:
         pauses, the audio pauses too.
 
         Later segments are prefetched until `listener` needs their audio. The caller reports sent audio to `listener`.
+        A text of one segment skips all of this, unless it has word times: its audio is passed on unchanged.
         """
         if (live := utterance.live_text) is not None:
             chunks = self.speak_segments(utterance.synthesis, live, info, listener, may_redraw=utterance.may_redraw)
