@@ -22,12 +22,13 @@ def begin(config: AppConfig, folder: RunFolder, report: Callable[[str], None]) -
 
     The engine ends with this process, until a replica has claimed it. From then on it ends with the replica.
     """
-    start = _only_engine(config)
-    if start is None:
+    own = _only_talker(config)
+    if own is None:
         return
     report("starting the speech model")
+    start = channel.EngineStart(model=own.model, config=own.talker, makes_audio=own.codec.placement != "pool")
     ours, theirs = socket.socketpair()
-    threads = str(max(1, int(config.talker_pool.num_cpus)))  # as Ray sets it for the replica
+    threads = str(max(1, int(own.talker_pool.num_cpus)))  # as Ray sets it for the replica
     with theirs:
         process = subprocess.Popen(
             channel.engine_command(start, theirs.fileno()),
@@ -41,16 +42,14 @@ def begin(config: AppConfig, folder: RunFolder, report: Callable[[str], None]) -
     threading.Thread(target=_hand_over, args=(server, ours, process, start), daemon=True).start()
 
 
-def _only_engine(config: AppConfig) -> channel.EngineStart | None:
-    """Return what the only talker replica will ask for; None if there are several, or if its GPU is not known yet."""
+def _only_talker(config: AppConfig) -> AppConfig | None:
+    """Return the settings of the only talker replica; None if there are several, or if its GPU is not known yet."""
     [own, *others] = config.by_model().values()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     num_gpus = count_gpus() if visible is None else len([*filter(None, visible.split(","))])
     if others or own.talker_scaling is not None or own.talker_pool.replicas != 1:
         return None
-    if num_gpus != (own.talker_pool.num_gpus > 0):
-        return None
-    return channel.EngineStart(model=own.model, config=own.talker, makes_audio=own.codec.placement != "pool")
+    return own if num_gpus == (own.talker_pool.num_gpus > 0) else None
 
 
 def _hand_over(
