@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, closing
 from contextvars import ContextVar
@@ -31,6 +32,7 @@ from deployments.codec.pool.codec import Codec
 from deployments.codec.pool.gate import DecodeGate
 from deployments.config import CodecConfig, CodecPlacement
 from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, TalkerLost
+from deployments.limits import Rate
 from deployments.protocol import (
     ClonePrompt,
     Codes,
@@ -43,7 +45,7 @@ from deployments.protocol import (
     Reference,
     SynthesisRequest,
 )
-from deployments.serving import metrics, ray_metrics, ray_private
+from deployments.serving import handles, metrics, ray_metrics, ray_private
 from deployments.serving.failover import with_failover
 from deployments.serving.handles import stream_from_replica
 from deployments.serving.replica import Replica
@@ -509,6 +511,7 @@ def test_a_pool_of_codecs(
             "talkray": SimpleNamespace(deployments={"Codec": SimpleNamespace(replica_states=pool.replica_states)})
         }
     )
+    monkeypatch.setattr(handles, "_finished", defaultdict(Rate))
     monkeypatch.setattr(serve, "get_replica_context", context)
     monkeypatch.setattr(serve, "status", lambda: status)
     monkeypatch.setattr(ray_private, "this_replica", THIS.get)
