@@ -7,8 +7,9 @@ from torch import Tensor
 from deployments.codec.backends import products
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend, piece_rows
-from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.decoder import CodecDecoder, to_pcm16, warm_up
 from deployments.codec.fold import FoldedWeights
+from tests.clock import Clock
 from tests.deployments.codec.backends.test_backends import stream
 
 TOLERANCE = 1e-5  # the waveform has a standard deviation of 0.15
@@ -27,6 +28,17 @@ def test_bfloat16_is_close(directory: Path, decoder: CodecDecoder, codes: Tensor
     rounded, _ = stream(half, codes, [8])
     assert rounded.dtype == torch.float32
     assert 0 < (rounded - exact).std() < 0.2 * exact.std()
+
+
+def test_batches_grow_while_a_whole_call_is_short(decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+
+    def decode(codes: Tensor, states: list[object]) -> None:
+        clock.now_s += 0.004 * codes.shape[1] * len(states)
+
+    monkeypatch.setattr(decoder, "decode", decode)
+    monkeypatch.setattr("deployments.codec.decoder.time.monotonic", clock)
+    assert warm_up(decoder, (1, 4), 0.02).largest_batches == {1: 4, 4: 1}
 
 
 def test_pcm_rounds_to_nearest_and_clips() -> None:

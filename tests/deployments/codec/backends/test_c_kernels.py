@@ -12,7 +12,7 @@ from deployments.codec.backends import c_kernels, products, torch_backend
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
-from deployments.codec.fold import ConvNeXt, Linear, Snake
+from deployments.codec.fold import Conv, ConvNeXt, Linear, Snake
 from deployments.weights.store import locate
 from tests.deployments.codec.backends.test_backends import weights
 
@@ -84,11 +84,14 @@ def test_rows_with_gaps_are_left_to_torch() -> None:
 
 
 @pytest.mark.parametrize(("taps", "channels"), [(7, 96), (1, 16), (3, 48)])
-def test_a_convolution_to_one_channel(taps: int, channels: int) -> None:
+def test_a_convolution_to_one_channel(taps: int, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, weight, bias = random(2, 20 + taps, channels), random(taps, channels, seed=1), random(1, seed=2)
     got = c_kernels.convolve_to_one(rows, weight, bias)
     assert got is not None
-    assert ((got.double() - exactly(rows, weight[:, :, None], bias, 1)).abs() <= 1e-4).all()
+    monkeypatch.setattr(products, "convolve_to_one", lambda *_, **__: None)
+    without = products.ProductToOneChannel(Conv(weight[:, :, None], bias, 1, 1))(rows, new=torch.empty)
+    for each in (got, without):
+        assert ((each.double() - exactly(rows, weight[:, :, None], bias, 1)).abs() <= 1e-4).all()
 
 
 @pytest.mark.parametrize(("frames", "known"), [(1, 0), (1, 3), (1, 40), (5, 2), (12, 40), (30, 7)])

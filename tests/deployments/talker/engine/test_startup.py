@@ -62,11 +62,13 @@ def test_a_talker_that_makes_no_audio_has_no_codec_on_its_gpu(tmp_path: Path, mo
     monkeypatch.setattr(startup, "choose_decoders", lambda config, device: chosen)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
     monkeypatch.setattr(startup.SpeechTokenizerConfig, "load", lambda folder: SimpleNamespace(frame_s=0.08))
-    for makes_audio, expected in ((False, ["emptied"]), (True, ["loaded", "emptied"])):
+    for device, makes_audio, expected in (
+        ("cuda", False, ["emptied"]), ("cuda", True, ["loaded", "emptied"]), ("cpu", True, ["emptied"]),
+    ):  # fmt: skip
         done.clear()
-        start = torch.device("cuda"), StartClock(), startup.precompile_nothing
+        start = torch.device(device), StartClock(), startup.precompile_nothing
         audio = startup._load_audio(tmp_path, 16, *start, makes_audio=makes_audio)
-        assert (done, audio.precision) == (expected, "float16" if makes_audio else "float32")
+        assert (done, audio.precision) == (expected, "float16" if "loaded" in done else "float32")
         assert audio._num_slots == 16
 
 
