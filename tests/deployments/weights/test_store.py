@@ -7,7 +7,7 @@ from safetensors import SafetensorError
 
 from deployments.embedded_voice import checkpoint
 from deployments.errors import CheckpointError
-from deployments.weights.store import REPOSITORIES, find, locate
+from deployments.weights.store import REPOSITORIES, find, locate, read_json
 
 RELEASED = tuple(REPOSITORIES.values())
 FILES = (
@@ -107,3 +107,9 @@ def released(folder: Path, name: str) -> str:
     directory.mkdir()
     (directory / "config.json").write_text("{}", encoding="utf-8")
     return str(directory)
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes("{}".encode("utf-16"))
+    with pytest.raises(CheckpointError, match=r"cannot read .*config\.json"):
+        read_json(tmp_path / "config.json")

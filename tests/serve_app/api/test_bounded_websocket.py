@@ -264,6 +264,9 @@ async def test_a_message_that_stalls_leaves_its_room(loop: Loop) -> None:
     late = await Client(loop, address="10.0.0.3").connect()
     late.begin(2 * MIB)
     assert (slow.close_code, steady.close_code, late.close_code) == (1013, None, None)
+    later = await Client(loop, address="10.0.0.4").connect()
+    later.begin(2 * MIB)
+    assert (steady.close_code, later.close_code) == (None, 1013), "what comes steadily has not stalled"
 
 
 async def test_one_that_comes_is_not_ended_for_another(loop: Loop) -> None:
