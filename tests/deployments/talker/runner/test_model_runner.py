@@ -12,7 +12,7 @@ from deployments.protocol import SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.networks.frame_networks import NetworkKind
-from deployments.talker.runner.model_runner import RunnerShape, build_runner
+from deployments.talker.runner.model_runner import ModelRunner, RunnerShape, build_runner
 from deployments.talker.runner.prefill import pack
 from deployments.talker.state.kv_cache import KVCache
 from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
@@ -53,10 +53,14 @@ def test_it_speaks_as_a_cpu(tiny_checkpoint: Callable[[str], Path], deterministi
         assert one.reason is other.reason
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_it_resumes_as_the_cpu_does(tiny_checkpoint: Callable[[str], Path], deterministic: bool) -> None:
+@pytest.mark.parametrize(("deterministic", "most_positions"), [(False, 512), (True, 512), (False, 16)])
+def test_it_resumes_as_the_cpu_does(
+    tiny_checkpoint: Callable[[str], Path], deterministic: bool, most_positions: int
+) -> None:
     engine = like_a_gpu(tiny_checkpoint("CustomVoice"), deterministic=deterministic)
     whole = speak(engine, REQUESTS[4])
+    runner = engine.runner
+    engine.runner = ModelRunner(runner.networks, runner.blocks, runner.shape, most_positions=most_positions)
     parts = speak_all(engine, [resumed(REQUESTS[4], whole.codes[:begun]) for begun in (30, 9)])
     for begun, rest in zip((30, 9), parts, strict=True):
         np.testing.assert_array_equal(rest.codes, whole.codes[begun:])
