@@ -1,3 +1,4 @@
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -162,3 +163,19 @@ def test_a_roll_out_tells_progress(seen: list[Overview], failure: str | None, mo
 def test_the_root_cause_is_the_end_of_what_serve_quotes_or_the_message_itself() -> None:
     assert root_cause(QUOTED) == "/m/model.safetensors does not fit: a is missing;\nb is missing"
     assert root_cause("The deployment failed to start.") == "The deployment failed to start."
+
+
+def test_a_proxy_that_fails_after_the_deployments_gives_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for name in ("ray.init", "deployments.serving.ray_start.extend_start_timeouts"):
+        monkeypatch.setattr(name, Mock())
+    for place, name in (
+        (local_server.ray_settings, "apply_local"), (local_server.early_engine, "begin"),
+        (local_server, "_await_controller"), (local_server, "roll_out"), (local_server, "_await_ready"),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, Mock())
+    monkeypatch.setattr(local_server, "_start_proxy", Mock(side_effect=StartError("cannot bind")))
+    with pytest.raises(StartError, match="cannot bind"):
+        local_server.start(AppConfig(), Address("127.0.0.1", free_port()), RunFolder(tmp_path), Mock())
