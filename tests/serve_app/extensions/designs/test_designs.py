@@ -206,7 +206,9 @@ async def test_what_is_no_recording_to_clone_is_left_out(
     assert (asked.status_code == 200) is told.startswith("longer"), (
         "only speech that reaches the requested max_new_tokens is accepted"
     )
-    assert (await client.post(DESIGN, json={**ASKED, "max_new_tokens": 2048})).status_code == 400, "as long as no design"
+    assert (await client.post(DESIGN, json={**ASKED, "max_new_tokens": 2048})).status_code == 400, (
+        "as long as no design"
+    )
 
 
 async def test_a_store_that_is_out_of_reach_is_told_before_anything_is_spoken(tmp_path: Path) -> None:
