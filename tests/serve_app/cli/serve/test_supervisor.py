@@ -77,8 +77,10 @@ def test_the_settings_reach_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(raised.value) == "mine"  # there are no logs yet
 
 
-def test_of_a_start_that_fails_the_logs_are_kept(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
-    driver(monkeypatch, "import os; os.mkdir(order['folder'] + '/ray'); say('failed', 'no weights'); time.sleep(600)")
+@pytest.mark.parametrize("event", ["failed", "lost"])
+def test_of_a_start_that_fails_the_logs_are_kept(event: str, monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
+    code = f"say('{event}', 'no weights'); say('ready', ''); time.sleep(600)"
+    driver(monkeypatch, f"import os; os.mkdir(order['folder'] + '/ray'); {code}")
     with pytest.raises(StartError) as raised, running(AppConfig(), ADDRESS, print):
         pass
     [kept] = parent.iterdir()
