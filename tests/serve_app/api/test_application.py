@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -22,6 +23,7 @@ from serve_app.api.application import _answer_error
 from serve_app.api.context import RequestState
 from serve_app.api.parsing import client_input, uploads
 from serve_app.api.request_record import RequestRecord
+from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.cli.key_file import create_key
 from serve_app.config import AccessSettings, ApiSettings
@@ -538,3 +540,8 @@ async def test_answers_say_that_a_machine_speaks_where_the_settings_want_it(disc
             socket.receive({"type": "websocket.receive", "text": json.dumps(BODY | {"type": "speak"})})
             started = json.loads((await socket.next())["text"])
             assert started.get("digital_source_type") == (SYNTHETIC if discloses else None)
+
+
+def test_an_extension_that_is_not_selected_has_no_state() -> None:
+    service = SpeechService(SimpleNamespace(models=None, settings=None), {"jobs": 7})  # type: ignore[arg-type]
+    assert (service.opened_by("jobs"), service.opened_by("designs")) == (7, None)

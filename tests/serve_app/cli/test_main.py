@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 import signal
@@ -312,3 +313,13 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "talkray: cannot write to standard output: No space left on device\n")
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_does_not_stop_a_server() -> None:
+    with ProgressLine(FullDisk()) as progress:
+        progress.report("loading")
