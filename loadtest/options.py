@@ -139,8 +139,12 @@ def settings_from_options(
         raise typer.BadParameter("--interrupted requires --transport live")
     if dialect != "talkray" and (transport is not Transport.HTTP or traffic is not Profile.ALIKE or speech_s):
         raise typer.BadParameter(f"--dialect {dialect} does not support --speech-s, --transport and --traffic")
-    if (recording_s or recordings) and (dialect != "talkray" or transport is not Transport.HTTP):
-        raise typer.BadParameter("--recording-s and --recordings require --dialect talkray and --transport http")
+    if recordings and not recording_s:
+        raise typer.BadParameter("--recordings requires --recording-s")
+    if recording_s and {"ref_audio", "ref_text"} & extra_fields(extra).keys():
+        raise typer.BadParameter("--recording-s sets ref_audio and ref_text: remove them from --extra")
+    if recording_s and (dialect != "talkray" or transport is not Transport.HTTP):
+        raise typer.BadParameter("--recording-s requires --dialect talkray and --transport http")
     if traffic is Profile.MIXED and (transport is not Transport.HTTP or texts is not Texts.MIXED):
         raise typer.BadParameter("--traffic mixed sets texts and transport itself. Remove --texts and --transport")
     return Settings(

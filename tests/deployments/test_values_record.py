@@ -68,7 +68,7 @@ def test_limits_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
         elif what == "lookups":
             record("lookups", cache.take_lookups())
         elif draw.random() < 0.4 or step > 190:
-            record(f"forget {key[:16]!r}", cache.forget((key[:16], b"nobody")))
+            record(f"forget {key[:16]!r}", cache.forget((key[:16], b"unknown")))
             cache = cache if step > 200 else RecordingCache(max_bytes=100 + step // 20 * 10, size=len)
     record.check("limits")
 

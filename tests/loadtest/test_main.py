@@ -38,6 +38,10 @@ OWN = "sets texts and transport itself"
     ({"extra": "[1]"}, 2, "must be a JSON object"), ({"extra": "{"}, 2, "not valid JSON"),
     ({"extra": '{"input": "x"}'}, 2, "remove the field"), ({"rate": "0.000001"}, 2, "the plan contains no requests"),
     ({"traffic": "mixed", "transport": "websocket"}, 2, OWN), ({"traffic": "mixed", "texts": "paragraphs"}, 2, OWN),
+    ({"recordings": "2"}, 2, "requires --recording-s"),
+    ({"recording-s": "2", "transport": "live"}, 2, "requires --dialect talkray"),
+    ({"recording-s": "2", "dialect": "openai"}, 2, "requires --dialect talkray"),
+    ({"recording-s": "2", "extra": '{"ref_text": "x"}'}, 2, "sets ref_audio and ref_text"),
     ({}, 1, "No server responds at http://127.0.0.1:9"), ({}, 1, "Start the server"),
 ])  # fmt: skip
 def test_wrong_use_is_explained(tmp_path: Path, changes: dict[str, str], status: int, complaint: str) -> None:

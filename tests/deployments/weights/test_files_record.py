@@ -152,7 +152,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hub, "download", record.fake("download", lambda *_: _raise(CheckpointError("no network"))))
     for name in (
         "1.7B-CustomVoice", "0.6b-base", "Qwen3-TTS-12Hz-1.7B-Base", "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
-        "other/1.7B-Base", "1.7B-Custom", "nobody/knows",
+        "other/1.7B-Base", "1.7B-Custom", "unknown/model",
         "囁き", "./gone", "/gone/away", "a/b/c", "~/gone", "embedded", "embedded-base", "auto", "", "Qwen/0.6B-Base",
     ):  # fmt: skip
         for what, call in (

@@ -185,7 +185,7 @@ async def test_of_several_models_the_one_that_designs_speaks(folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "reason"),
     [
         (utterance(2), "shorter than 0.5 s"),
         ([*SCRIPT[:-1], chunk(b"", frames=0, finish_reason=FinishReason.LENGTH)], "longer than 28 s"),
@@ -194,20 +194,20 @@ async def test_of_several_models_the_one_that_designs_speaks(folder: Path) -> No
     ],
 )
 async def test_what_is_no_recording_to_clone_is_left_out(
-    folder: Path, server: Server, client: AsyncClient, script: list[object], told: str
+    folder: Path, server: Server, client: AsyncClient, script: list[object], reason: str
 ) -> None:
     server.synthesizer.script = script  # type: ignore[assignment]
     answer = await client.post(DESIGN, json=ASKED)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "text", "design_failed")
-    assert told in error["message"]
+    assert reason in error["message"]
     assert recordings_in(folder) == []
     asked = await client.post(DESIGN, json={**ASKED, "max_new_tokens": 20})
-    assert (asked.status_code == 200) is told.startswith("longer"), (
+    assert (asked.status_code == 200) is reason.startswith("longer"), (
         "only speech that reaches the requested max_new_tokens is accepted"
     )
     assert (await client.post(DESIGN, json={**ASKED, "max_new_tokens": 2048})).status_code == 400, (
-        "as long as no design"
+        "longer than any design"
     )
 
 
