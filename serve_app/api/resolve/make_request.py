@@ -39,7 +39,7 @@ async def strict_request(
     sent = {**in_our_spelling(fields), **overrides}
     present = {name: sent[name] for name in SPEECH if sent.get(name) is not None}
     body = parse_speech(present, resolver.settings)
-    info = await resolver.choose_model(dict(body), task_type=fields.get("task_type"))
+    info = await resolver.choose_model(resolver, dict(body), sent=fields)
     voice = await choose_voice(resolver, body.voice, body, info, lenient=False)
     ignored = Ignored(fields, ALL_SPELLINGS, {**(reasons or {}), **voice.ignored})
     if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
@@ -74,7 +74,7 @@ async def lenient_request(
     hints = {**renamed, "model": model, "voice": named}
     present = {name: value for name, value in renamed.items() if value is not None}
     with with_client_names(client_names):
-        info = await resolver.choose_model(hints, task_type=sent.get("task_type"), lenient=True)
+        info = await resolver.choose_model(resolver, hints, sent=sent, lenient=True)
         body = parse_speech({"input": "", "any_language": True, **present}, resolver.settings)
         voice = await choose_voice(resolver, named, body, info, lenient=True)
         ignored = Ignored(sent, names, {**(reasons or {}), **voice.ignored})

@@ -55,8 +55,39 @@ class Draft:
 
 
 Step = Callable[[Draft], Awaitable[Draft]]
-# Implementation of `Resolver.read_text`.
-ReadText = Callable[[SpeechBody, ModelInfo, ClonedVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
+ReadText = Callable[["Resolver", SpeechBody, ModelInfo, ClonedVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
+
+
+async def choose_named_model(
+    resolver: "Resolver", hints: Mapping[str, object], *, sent: Mapping[str, object], lenient: bool = False
+) -> ModelInfo:
+    """Return the model that `hints` name, or the default model.
+
+    `hints`: SpeechBody fields, not validated yet if `lenient`. An unknown model name is then ignored. `sent`: the
+    client's fields, which extensions may read. Raises InvalidRequest, ModelNotFound, NotReady.
+    """
+    models, name = await resolver.models.infos(), hints.get("model")
+    if not isinstance(name, str):
+        return models[0]
+    named = next((info for info in models if catalogue.matches_model(name, info)), models[0])
+    if not lenient and not catalogue.is_known(name, named, resolver.settings):
+        raise catalogue.not_loaded(name, models, resolver.settings)
+    return named
+
+
+async def read_plain_text(
+    resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
+) -> tuple[SpokenText, Reasons]:
+    """Return the spoken part of `body.input`, and why the rest of it and some related fields have no effect.
+
+    The text is unchanged, or its numbers and symbols are replaced by the words that the model reads. Raises
+    InvalidRequest.
+    """
+    form = info.spoken_form
+    speak, count_lost = map(resolve_name, SPOKEN_FORMS[form]) if form else (clean, lambda text: 0)
+    text, lost = speak(body.input), count_lost(body.input)
+    spoken = SpokenText(body.input, (TextSpan(text),) if text else (), Counter({UNSPOKEN: lost} if lost else {}))
+    return spoken, of_text(spoken)
 
 
 class StepFailed(ExtensionError):
@@ -72,9 +103,9 @@ class Resolver:
     models: SpeechModels
     settings: ApiSettings
     voices: VoiceSource = field(default_factory=NoVoices)
-    # Replacements for the methods `choose_model` and `read_text`, with the same arguments.
-    model_chooser: Callable[..., Awaitable[ModelInfo]] | None = None
-    text_reader: ReadText | None = None
+    # Extensions may replace these functions. Both take the resolver first, because jobs use a copy of it.
+    choose_model: Callable[..., Awaitable[ModelInfo]] = choose_named_model
+    read_text: ReadText = read_plain_text
     time_words: WordTimer | None = None  # None: word timestamps are unavailable
     prepare_recording: Decode | None = None  # None: recordings are used as they are
     lexicon_for_all: Callable[[], Awaitable[Any]] | None = None  # returns a Lexicon of the extension `text`
@@ -83,41 +114,6 @@ class Resolver:
     further_fields: Names = field(default_factory=dict)
     steps: dict[str, Step] = field(default_factory=dict)  # the final steps for each utterance, by extension
     on_discard: list[Callable[[Utterance], None]] = field(default_factory=list)  # called if the speech is not sent
-
-    async def choose_model(
-        self, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
-    ) -> ModelInfo:
-        """Return the model that `fields` name, or the default model. `fields` use SpeechBody's names.
-
-        If `lenient`, the fields are not validated yet, and an unknown model name is ignored. Raises InvalidRequest,
-        ModelNotFound, NotReady.
-        """
-        if self.model_chooser is not None:
-            return await self.model_chooser(fields, task_type=task_type, lenient=lenient)
-        models, name = await self.models.infos(), fields.get("model")
-        if not isinstance(name, str):
-            return models[0]
-        named = next((info for info in models if catalogue.matches_model(name, info)), models[0])
-        if not lenient and not catalogue.is_known(name, named, self.settings):
-            raise catalogue.not_loaded(name, models, self.settings)
-        return named
-
-    async def read_text(
-        self, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
-    ) -> tuple[SpokenText, Reasons]:
-        """Return the spoken part of `body.input`, and why the rest of it and some related fields have no effect.
-
-        The core speaks the text unchanged, or with numbers and symbols replaced by the words that the model reads.
-        Raises InvalidRequest.
-        """
-        if self.text_reader is not None:
-            return await self.text_reader(body, info, stored)
-        form = info.spoken_form
-        speak, count_lost = map(resolve_name, SPOKEN_FORMS[form]) if form else (clean, lambda text: 0)
-        text, lost = speak(body.input), count_lost(body.input)
-        left_out = Counter({UNSPOKEN: lost} if lost else {})
-        spoken = SpokenText(body.input, (TextSpan(text),) if text else (), left_out)
-        return spoken, of_text(spoken)
 
     async def complete(
         self, body: SpeechBody, info: ModelInfo, *, delivery: Delivery, ignored: Ignored, voice: ChosenVoice
@@ -129,7 +125,7 @@ class Resolver:
         """
         chosen_voice = None if body.voice else voice.name
         body, stored = body.model_copy(update={"voice": voice.name}), voice.stored
-        spoken, unread = await self.read_text(body, info, stored)
+        spoken, unread = await self.read_text(self, body, info, stored)
         if is_tagged := stored is not None and bool(spoken.style):
             if body.instructions is not None:
                 ignored.reasons["instructions"] = "a style tag in the text selected the recording"

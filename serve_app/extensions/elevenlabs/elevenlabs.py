@@ -115,7 +115,7 @@ async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str
     """Copy a lenient request for another voice. The copy's `ignored` covers only that voice."""
     chosen = await choose_voice(resolver, voice, speech.body, speech.info, lenient=True)
     body = speech.body.model_copy(update={"voice": chosen.name})
-    spoken, _ = await resolver.read_text(body, speech.info, chosen.stored)
+    spoken, _ = await resolver.read_text(resolver, body, speech.info, chosen.stored)
     speech = replace(speech, body=body, ignored=chosen.ignored, spoken=spoken, stored=chosen.stored)
     return replace(speech, language=chosen.language, is_tagged=False, chosen_voice=None)
 

@@ -124,9 +124,9 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
         if LOCATORS not in fields:
             return self.speech
         reasons: dict[str, str] = {}
-        words = await located(self.service, fields[LOCATORS], reasons)
+        resolver, words = self.service.resolver, await located(self.service, fields[LOCATORS], reasons)
         body = self.speech.body.model_copy(update={"lexicon": words})
-        spoken, unread = await self.service.resolver.read_text(body, self.speech.info, self.speech.stored)
+        spoken, unread = await resolver.read_text(resolver, body, self.speech.info, self.speech.stored)
         return replace(self.speech, body=body, spoken=spoken, ignored=reasons | unread)
 
     async def _close(self, name: str) -> None:

@@ -98,7 +98,7 @@ class SpeakMessage:
             raise InvalidRequest("response_format must be pcm on this WebSocket.", "response_format")
         if body.previous_request_id is not None or body.seed is not None:  # the seed must determine the speech
             self._continuation.previous_id = body.previous_request_id
-        info = await service.resolver.choose_model(dict(body), task_type=fields.get("task_type"))
+        info = await service.resolver.choose_model(service.resolver, dict(body), sent=fields)
         reasons = always_streamed(fields)
         reasons.pop(ignored_fields.PREVIOUS, None)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)

@@ -54,7 +54,7 @@ class TextReading(ExtensionState):
     def install(self, resolver: Resolver) -> None:
         self._resolver = resolver
         resolver.steps["text"] = self._apply_rules  # jobs run this step but skip the steps of other extensions
-        resolver.text_reader = self._read
+        resolver.read_text = read_with_rules
         resolver.fields |= {"markup", "text_normalization", "lexicon", "max_segment_chars"}
 
     async def _apply_rules(self, draft: Draft) -> Draft:
@@ -67,42 +67,43 @@ class TextReading(ExtensionState):
         most = draft.speech.spoken.rules.max_segment_chars
         return replace(draft, utterance=replace(draft.utterance, max_segment_chars=most, styles=styles))
 
-    async def _read(
-        self, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
-    ) -> tuple[SpokenText, ignored_fields.Reasons]:
-        """Implement `Resolver.read_text`. Raises InvalidRequest for invalid SSML, an invalid lexicon, or normalization
-        of a text in an unknown language.
-        """
-        settings, read_lexicon = self._resolver.settings.of(TextSettings), self._resolver.lexicon_for_all
-        chars = body.max_segment_chars
-        reasons: ignored_fields.Reasons = {}
-        if chars is not None and chars > info.max_segment_chars:
-            reasons["max_segment_chars"] = f"the limit of the model is {info.max_segment_chars}"
-        lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
-        if stored is not None:
-            lexicon = lexicon.over(Lexicon(stored.lexicon))
-        if info.spoken_form is not None and body.text_normalization == "off":
-            reasons["text_normalization"] = "the loaded voice always normalizes text"
-        wants_words = info.spoken_form is None and body.text_normalization == "on"
-        language = await _language_of_figures(body, info, stored) if wants_words else None
-        if wants_words and language is None:
-            reasons["text_normalization"] = "the language of the text is uncertain: set language"
-        for_all = Lexicon.EMPTY if read_lexicon is None else await read_lexicon()
-        styles = StyleRules.of(body, info, stored)
-        if body.instructions and styles.follows == "manners" and styles.effect(body.instructions) is None:
-            reasons["instructions"] = "the loaded voice can only speak slower, faster or more quietly"
-        rules = TextRules(
-            body.markup or settings.markup,
-            settings.paragraph_pause_s,
-            lexicon=lexicon.over(for_all),
-            spoken_form=info.spoken_form,
-            max_segment_chars=chars or settings.max_segment_chars,
-            normalised=language,
-            styles=styles,
-        )
-        is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
-        spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
-        return spoken, reasons | ignored_fields.of_text(spoken)
+
+async def read_with_rules(
+    resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
+) -> tuple[SpokenText, ignored_fields.Reasons]:
+    """Implement `Resolver.read_text`. Raises InvalidRequest for invalid SSML, an invalid lexicon, or normalization
+    of a text in an unknown language.
+    """
+    settings, read_lexicon = resolver.settings.of(TextSettings), resolver.lexicon_for_all
+    chars = body.max_segment_chars
+    reasons: ignored_fields.Reasons = {}
+    if chars is not None and chars > info.max_segment_chars:
+        reasons["max_segment_chars"] = f"the limit of the model is {info.max_segment_chars}"
+    lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
+    if stored is not None:
+        lexicon = lexicon.over(Lexicon(stored.lexicon))
+    if info.spoken_form is not None and body.text_normalization == "off":
+        reasons["text_normalization"] = "the loaded voice always normalizes text"
+    wants_words = info.spoken_form is None and body.text_normalization == "on"
+    language = await _language_of_figures(body, info, stored) if wants_words else None
+    if wants_words and language is None:
+        reasons["text_normalization"] = "the language of the text is uncertain: set language"
+    for_all = Lexicon.EMPTY if read_lexicon is None else await read_lexicon()
+    styles = StyleRules.of(body, info, stored)
+    if body.instructions and styles.follows == "manners" and styles.effect(body.instructions) is None:
+        reasons["instructions"] = "the loaded voice can only speak slower, faster or more quietly"
+    rules = TextRules(
+        body.markup or settings.markup,
+        settings.paragraph_pause_s,
+        lexicon=lexicon.over(for_all),
+        spoken_form=info.spoken_form,
+        max_segment_chars=chars or settings.max_segment_chars,
+        normalised=language,
+        styles=styles,
+    )
+    is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
+    spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
+    return spoken, reasons | ignored_fields.of_text(spoken)
 
 
 async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, object]:
