@@ -16,7 +16,8 @@ from deployments.config import Strict
 from deployments.protocol import ModelInfo
 from serve_app.api.access.callers import Granted
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.resolver import Draft, Resolver
+from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
 from serve_app.speech.model_state import ModelState, ready
@@ -169,11 +170,11 @@ class ExtensionState:
     def install(self, resolver: Resolver) -> None:
         """Install this extension's per-request steps. Called once."""
 
-    async def resolve(self, draft: Draft) -> Draft:
+    async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
         """Run the extension's last step for an utterance, after the steps of earlier extensions. Errors other than
         TalkrayError become status 500 with the extension's name.
         """
-        return draft
+        return utterance
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Observer | None:
         """Return an observer of an utterance's PCM chunks, or None. Called before synthesis, but not for text without

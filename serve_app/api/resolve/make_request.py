@@ -41,13 +41,14 @@ async def strict_request(
     body = parse_speech(present, resolver.settings)
     info = await resolver.choose_model(resolver, dict(body), sent=fields)
     voice = await choose_voice(resolver, body.voice, body, info, lenient=False)
-    ignored = Ignored(fields, ALL_SPELLINGS, {**(reasons or {}), **voice.ignored})
+    reasons = {**(reasons or {}), **voice.ignored}
     if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
-        ignored.reasons["normalization_options"] = "only the option normalize has an effect"
+        reasons["normalization_options"] = "only the option normalize has an effect"
     delivery = negotiate(body, accept, default=default)
     if body.word_timestamps and not delivery.events and "word_timestamps" not in overrides:
-        ignored.reasons["word_timestamps"] = "only events contain words. Set stream_format to sse"
+        reasons["word_timestamps"] = "only events contain words. Set stream_format to sse"
         body = body.model_copy(update={"word_timestamps": False})
+    ignored = Ignored(fields, ALL_SPELLINGS, reasons)
     return await resolver.complete(body, info, delivery=delivery, ignored=ignored, voice=voice)
 
 
@@ -72,18 +73,20 @@ async def lenient_request(
     renamed = {**field_names.renamed(sent, names), **(overrides or {})}
     model, named, bit_rate = (renamed.pop(name, None) for name in ("model", "voice", "bit_rate"))
     hints = {**renamed, "model": model, "voice": named}
+    # A name that is not a string is reported instead of refused.
     present = {name: value for name, value in renamed.items() if value is not None}
+    present |= {name: value for name, value in (("model", model), ("voice", named)) if isinstance(value, str)}
     with with_client_names(client_names):
         info = await resolver.choose_model(resolver, hints, sent=sent, lenient=True)
         body = parse_speech({"input": "", "any_language": True, **present}, resolver.settings)
         voice = await choose_voice(resolver, named, body, info, lenient=True)
-        ignored = Ignored(sent, names, {**(reasons or {}), **voice.ignored})
+        reasons = {**(reasons or {}), **voice.ignored}
         if model is not None and not catalogue.is_known(model, info, resolver.settings):
-            ignored.reasons["model"] = f"the loaded model is {info.name}"
+            reasons["model"] = f"the loaded model is {info.name}"
         if bit_rate is not None and not delivery.has_bit_rate:
-            ignored.reasons["bit_rate"] = f"{delivery.audio_format} has no bit rate"
+            reasons["bit_rate"] = f"{delivery.audio_format} has no bit rate"
         delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
-        body = body.model_copy(update={"voice": named or None, "model": model})
+        ignored = Ignored(sent, names, reasons)
         speech = await resolver.complete(body, info, delivery=delivery, ignored=ignored, voice=voice)
         if delivery.bit_rate is not None:
             check_bit_rate(delivery.audio_format, delivery.bit_rate)

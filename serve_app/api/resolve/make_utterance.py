@@ -10,7 +10,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import ModelKind, Reference, Sampling, SynthesisRequest
 from serve_app.api.parsing.field_names import in_client_names
 from serve_app.api.parsing.speech_body import PASSED_ON, SpeechBody, check_length
-from serve_app.api.resolve.resolver import Draft, Resolver
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.resolve.voice import NO_CLONES, check_language, not_spoken, speaks, unspoken_script
 from serve_app.api.voice_source import ClonedVoice
@@ -33,7 +33,7 @@ async def build_utterance(
     request_id: str,
     client: str,
     live: bool = False,
-) -> Draft:
+) -> Utterance:
     """Build one utterance for the request's model and run the steps of all extensions.
 
     Set `live` for a request whose text arrives later. Any other request may contain no speakable text, such as "...":
@@ -41,7 +41,7 @@ async def build_utterance(
     """
     try:
         utterance = await _utterance(resolver, speech, request_id, client, live=live)
-        return await resolver.run_steps(Draft(speech, utterance))
+        return await resolver.run_steps(speech, utterance)
     except InvalidRequest as error:
         raise in_client_names(error, speech.fields) from None
 
@@ -49,9 +49,9 @@ async def build_utterance(
 async def _utterance(
     resolver: Resolver, speech: SpeechRequest, request_id: str, client: str, *, live: bool
 ) -> Utterance:
-    body, info, spoken, language = speech.body, speech.info, speech.spoken, speech.language
+    body, info, spoken, language = speech.body, speech.info, speech.spoken, speech.voice.language
     sampling = _sampling(body, speech.stored)
-    speaker = body.voice if info.kind is ModelKind.CUSTOM_VOICE else None
+    speaker = speech.voice.name if info.kind is ModelKind.CUSTOM_VOICE else None
     if body.ref_audio is not None and info.kind is not ModelKind.BASE:
         # Check this before checking for a missing `voice`, because that error would be misleading.
         raise InvalidRequest(f"{NO_CLONES.format(info.name)}.", "ref_audio")
@@ -71,7 +71,7 @@ async def _utterance(
         reference=await _reference(resolver, speech) if info.kind is ModelKind.BASE else None,
         sampling=sampling,
         seed=draw_seed() if body.seed is None else body.seed,
-        word_times=body.word_timestamps,
+        word_times=speech.word_times,
         model=info.route,
         **{name: getattr(body, name) for name in PASSED_ON},
     )
@@ -108,7 +108,7 @@ def _text(speech: SpeechRequest, settings: ApiSettings, *, speaker: str | None) 
     is_unspoken = not text and spoken.has_words
     if is_unspoken and (error := unspoken_script(spoken.sent, info, speaker)) is not None:
         raise error
-    if speech.language in (AUTO, DETECT) and not body.any_language:
+    if speech.voice.language in (AUTO, DETECT) and not body.any_language:
         check_language(body.input, info, speaker)
     if not text:
         names = ", ".join(kind for kind in spoken.left_out if kind != UNSPOKEN)
@@ -123,7 +123,7 @@ def _text(speech: SpeechRequest, settings: ApiSettings, *, speaker: str | None) 
 
 
 def _instructions(speech: SpeechRequest, settings: ApiSettings) -> str | None:
-    instructions = _cleaned("instructions", speech.body.instructions, settings)
+    instructions = _cleaned("instructions", speech.instructions, settings)
     if speech.info.kind is ModelKind.VOICE_DESIGN and instructions is None:
         raise _missing("instructions", "the loaded model creates the voice from instructions")
     return instructions
@@ -133,9 +133,9 @@ async def _reference(resolver: Resolver, speech: SpeechRequest) -> Reference:
     body, info, stored = speech.body, speech.info, speech.stored
     by_vector = body.x_vector_only_mode or info.clones_by_vector
     if stored is not None:
-        return await resolver.voices.reference(stored, body.instructions, info, x_vector_only=by_vector)
+        return await resolver.voices.reference(stored, speech.instructions, info, x_vector_only=by_vector)
     if body.ref_audio is None:
-        named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
+        named = f"no voice {speech.voice.name[:80]!r} is stored, and " if speech.voice.name else ""
         remedy = "Send ref_audio, or set voice to a stored voice"
         raise _missing("ref_audio", f"{named}the loaded model clones the voice of a recording. {remedy}")
     text = _cleaned("ref_text", body.ref_text, resolver.settings)

@@ -14,14 +14,13 @@ from serve_app.api.parsing.field_names import Names
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve.ignored_fields import Ignored, Reasons, of_text, without_effect
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
-from serve_app.api.voice_source import ClonedVoice, NoVoices, VoiceSource
+from serve_app.api.voice_source import ChosenVoice, ClonedVoice, NoVoices, VoiceSource
 from serve_app.audio.clone_prompts import Decode
 from serve_app.config import ApiSettings
 from serve_app.speech.observers import WordSource
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
 from serve_app.text.characters import clean
-from serve_app.text.languages import AUTO
 from serve_app.text.spoken import SPOKEN_FORMS, UNSPOKEN, SpokenText, TextSpan
 
 
@@ -31,30 +30,7 @@ class WordTimer(Protocol):
     def __call__(self, source: SpokenText, info: ModelInfo, *, speed: float = 1.0) -> WordSource: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenVoice:
-    """Voice of a request, and the language that it speaks."""
-
-    name: str | None  # as in `SpeechBody.voice`; for speakers, the model's own spelling
-    stored: ClonedVoice | None = None
-    reason: str | None = None  # why the voice differs from the requested voice
-    language: str | None = AUTO  # see `SpeechRequest.language`
-
-    @property
-    def ignored(self) -> Reasons:
-        """The `reason`, by field."""
-        return {"voice": self.reason} if self.reason else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Resolved request. Extensions' steps may change both fields."""
-
-    speech: SpeechRequest
-    utterance: Utterance
-
-
-Step = Callable[[Draft], Awaitable[Draft]]
+Step = Callable[[SpeechRequest, Utterance], Awaitable[Utterance]]
 ReadText = Callable[["Resolver", SpeechBody, ModelInfo, ClonedVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
 
 
@@ -121,39 +97,34 @@ class Resolver:
         """Complete a request: read the text, use its style tag to select the recording, and list the fields without
         effect.
 
-        `body` was parsed for the model `info`. `voice` replaces the voice in `body`. Raises the errors of `read_text`.
+        `body` was parsed for the model `info`. Raises the errors of `read_text`.
         """
-        chosen_voice = None if body.voice else voice.name
-        body, stored = body.model_copy(update={"voice": voice.name}), voice.stored
-        spoken, unread = await self.read_text(self, body, info, stored)
-        if is_tagged := stored is not None and bool(spoken.style):
-            if body.instructions is not None:
-                ignored.reasons["instructions"] = "a style tag in the text selected the recording"
-            body = body.model_copy(update={"instructions": spoken.style})
-        ignored.reasons.update(unread)
-        unused = without_effect(body, info, stored=stored, language=voice.language, read=self.fields)
-        reasons = ignored.reasons_for(dict(unused), self.further_fields)
-        if self.time_words is None:  # `reasons` lists this field
-            body = body.model_copy(update={"word_timestamps": False})
+        spoken, unread = await self.read_text(self, body, info, voice.stored)
+        is_tagged, instructions = voice.stored is not None and bool(spoken.style), body.instructions
+        if is_tagged:
+            if instructions is not None:
+                unread = {"instructions": "a style tag in the text selected the recording"} | unread
+            instructions = spoken.style
+        unused = without_effect(body, info, voice=voice, instructions=instructions, read=self.fields)
         return SpeechRequest(
             info,
             body,
             replace(delivery, disclosed=self.settings.disclose_synthetic),
-            reasons,
+            ignored.by_client_name({**dict(unused), **ignored.reasons, **unread}, self.further_fields),
             spoken=spoken,
-            stored=stored,
-            language=voice.language,
+            voice=voice,
+            instructions=instructions,
             is_tagged=is_tagged,
-            chosen_voice=chosen_voice,
+            word_times=body.word_timestamps and self.time_words is not None,
         )
 
-    async def run_steps(self, draft: Draft) -> Draft:
+    async def run_steps(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
         """Run the steps of all extensions. Raises StepFailed, and TalkrayError from a step."""
         for name, step in self.steps.items():
             try:
-                draft = await step(draft)
+                utterance = await step(speech, utterance)
             except TalkrayError:
                 raise
             except Exception as error:
                 raise StepFailed(f"The extension {name} failed during this request.") from error
-        return draft
+        return utterance

@@ -15,10 +15,9 @@ from serve_app.api.headers import (
 )
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.voice_source import ClonedVoice
+from serve_app.api.voice_source import ChosenVoice, ClonedVoice
 from serve_app.audio.file_headers import SYNTHETIC
 from serve_app.audio.formats import FORMATS, AudioFormat, AudioOptions, CompressedFormat, RawFormat, Rendering
-from serve_app.text.languages import AUTO
 from serve_app.text.spoken import SpokenText
 
 EVENT_STREAM = "text/event-stream"
@@ -73,18 +72,28 @@ class SpeechRequest:
     delivery: Delivery
     ignored: ignored_fields.Reasons
     spoken: SpokenText  # spoken form of `body.input`, and rules for text that arrives later
-    stored: ClonedVoice | None = None  # the stored voice that the request uses
-    language: str | None = AUTO  # one of the model's languages, AUTO or DETECT; None: one that it does not speak
+    voice: ChosenVoice
+    instructions: str | None = None  # a style tag in the text takes precedence over those of the body
     is_tagged: bool = False  # whether a style tag in the text selected the recording
-    chosen_voice: str | None = None  # the voice used if the request does not name one
+    word_times: bool = False  # whether the response contains word timestamps
     fields: Mapping[str, str] = field(default_factory=dict)  # client's names for fields named differently in Talkray
+
+    @property
+    def stored(self) -> ClonedVoice | None:
+        """The stored voice that the request uses."""
+        return self.voice.stored
+
+    @property
+    def chosen_voice(self) -> str | None:
+        """The voice used if the request does not name one."""
+        return None if self.voice.is_named else self.voice.name
 
     @property
     def voice_take(self) -> str | None:
         """The stored voice's recording in use, and why it was chosen."""
         if self.stored is None:
             return None
-        return self.stored.describe_take(self.body.instructions, is_tagged=self.is_tagged)
+        return self.stored.describe_take(self.instructions, is_tagged=self.is_tagged)
 
     def headers(self) -> dict[str, str]:
         """Return headers for an HTTP response or a handshake. The headers report ignored fields, the recording in use,
@@ -92,7 +101,7 @@ class SpeechRequest:
         """
         take = {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
         known = "exact" if self.info.word_times else "estimated"
-        times = {WORD_TIMES_HEADER: known} if self.body.word_timestamps else {}
+        times = {WORD_TIMES_HEADER: known} if self.word_times else {}
         chosen = {} if self.chosen_voice is None else {CHOSEN_VOICE_HEADER: quote(self.chosen_voice)}
         notes = {**ignored_fields.as_header(self.ignored), **chosen, **take, **times}
         return {**notes, **disclosure(self.delivery.disclosed)}

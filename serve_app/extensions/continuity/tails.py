@@ -11,7 +11,8 @@ from deployments.config import Strict
 from deployments.listener import Listener
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest, Tail
 from serve_app.api.resolve.ignored_fields import PREVIOUS
-from serve_app.api.resolve.resolver import Draft, Resolver
+from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.extension import ExtensionState
 from serve_app.speech.observers import Observer
 from serve_app.speech.segments import StreamTail, Utterance
@@ -50,18 +51,16 @@ class TailStore(ExtensionState):
     def install(self, resolver: Resolver) -> None:
         resolver.fields.add("previous_request_id")
 
-    async def resolve(self, draft: Draft) -> Draft:
+    async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
         """Continue the speech of the request in `previous_request_id`. If its tail is not stored, report the field as
         ignored.
         """
-        speech, utterance = draft.speech, replace(draft.utterance, joins=self.joins)
-        draft = replace(draft, utterance=utterance)
+        utterance = replace(utterance, joins=self.joins)
         if (previous_id := speech.body.previous_request_id) is None:
-            return draft
+            return utterance
         if (tail := self.find(utterance.synthesis, previous_id)) is None:
-            field = speech.fields.get(PREVIOUS, PREVIOUS)
-            return replace(draft, speech=replace(speech, ignored={**speech.ignored, field: NO_TAIL}))
-        return replace(draft, utterance=utterance.changed(tail=tail))
+            return replace(utterance, ignored={speech.fields.get(PREVIOUS, PREVIOUS): NO_TAIL})
+        return utterance.changed(tail=tail)
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Observer:
         return _KeepTail(self, utterance)

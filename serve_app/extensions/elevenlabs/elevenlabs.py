@@ -114,10 +114,9 @@ def _ways(path: str, summary: str) -> tuple[Route, ...]:
 async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str) -> SpeechRequest:
     """Copy a lenient request for another voice. The copy's `ignored` covers only that voice."""
     chosen = await choose_voice(resolver, voice, speech.body, speech.info, lenient=True)
-    body = speech.body.model_copy(update={"voice": chosen.name})
-    spoken, _ = await resolver.read_text(resolver, body, speech.info, chosen.stored)
-    speech = replace(speech, body=body, ignored=chosen.ignored, spoken=spoken, stored=chosen.stored)
-    return replace(speech, language=chosen.language, is_tagged=False, chosen_voice=None)
+    spoken, _ = await resolver.read_text(resolver, speech.body, speech.info, chosen.stored)
+    chosen = replace(chosen, is_named=True)
+    return replace(speech, ignored=chosen.ignored, spoken=spoken, voice=chosen, is_tagged=False)
 
 
 async def speech_request(
@@ -231,7 +230,7 @@ async def _dialogue(
     for voice, texts in runs:
         own = replace(speech, body=speech.body.model_copy(update={"input": " ".join(texts)}))
         part = await request_in_voice(
-            service.resolver, own, voice if isinstance(voice, str) else speech.body.voice or ""
+            service.resolver, own, voice if isinstance(voice, str) else speech.voice.name or ""
         )
         if "voice" in part.ignored:
             ignored["inputs.voice_id"] = part.ignored["voice"]

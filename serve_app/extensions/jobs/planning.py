@@ -156,18 +156,18 @@ async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fi
             raise InvalidRequest(f"{name}: jobs support only stored voices. {advice}.", name)
     at_fetch = [name for name in _AT_FETCH if fields.pop(name, None) is not None]
     speech = await strict_request(long, fields)
-    check_length("instructions", speech.body.instructions or "", settings)
+    check_length("instructions", speech.instructions or "", settings)
     if made.deterministic and not speech.info.deterministic:
         reason = f"the codes of {speech.info.name} depend on concurrent requests. Set talker.deterministic"
         raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or remove the field.", DETERMINISTIC)
-    utterance = (await build_utterance(long, speech, request_id="", client="")).utterance
+    utterance = await build_utterance(long, speech, request_id="", client="")
     request = utterance.synthesis
     assert isinstance(speech.spoken, ReadText)
     stored = {}
     if speech.stored is not None:
         assert request.reference is not None, "a stored voice has a reference recording"
         assert isinstance(speech.stored, StoredVoice)
-        take = speech.stored.take_for(speech.body.instructions)
+        take = speech.stored.take_for(speech.instructions)
         by_vector = request.reference.x_vector_only
         stored = {"stored_voice": speech.stored.id, "style": take.style, "x_vector_only": by_vector}
     indices = made.indices(Rules.of(speech.spoken.rules), Manner.of(request, **stored))

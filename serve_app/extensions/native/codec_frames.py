@@ -39,7 +39,7 @@ _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_t
 async def speak(service: SpeechService, request: Request) -> Response:
     """Speak `input` as a stream of records. The other fields are the same as in `/v1/audio/speech`."""
     speech = await _speech_request(service, await service.read_fields(request))
-    utterance = (await service.prepare_utterance(request, speech)).utterance
+    utterance = await service.prepare_utterance(request, speech)
     usage = state_of(request).record.usage
     body = _records(service.models.of(utterance).speak(utterance, speech.info), speech.info, usage)
     headers = {"content-type": CONTENT_TYPE, **UNBUFFERED_HEADERS}
@@ -135,7 +135,7 @@ class FramesSocket(Connection):
         record = state.record.another(request_id)
         try:
             state.caller.count_request()
-            utterance = (await self.service.prepare_utterance(self.socket, speech, record=record)).utterance
+            utterance = await self.service.prepare_utterance(self.socket, speech, record=record)
             chunks = self.service.models.of(utterance).speak(utterance, speech.info)
             async with aclosing(_records(chunks, speech.info, record.usage)) as records:
                 async for data in records:

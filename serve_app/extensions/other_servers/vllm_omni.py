@@ -93,7 +93,7 @@ async def _speak_item(
     speech = await strict_request(
         service.resolver, fields, default=AudioFormat.WAV, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
     )
-    utterance = (await service.prepare_utterance(request, speech)).utterance
+    utterance = await service.prepare_utterance(request, speech)
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
     usage = Usage()
     rendering = replace(speech.delivery, whole=True).rendering(speech.info)

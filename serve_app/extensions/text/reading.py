@@ -21,7 +21,7 @@ from serve_app.api.parsing.client_input import read_object
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.make_request import strict_request
-from serve_app.api.resolve.resolver import Draft, Resolver
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.voice_source import ClonedVoice
@@ -57,15 +57,15 @@ class TextReading(ExtensionState):
         resolver.read_text = read_with_rules
         resolver.fields |= {"markup", "text_normalization", "lexicon", "max_segment_chars"}
 
-    async def _apply_rules(self, draft: Draft) -> Draft:
-        """Set the draft's limit for segments, and the fields that the styles in its text change. Raises the errors of
-        `in_style`.
+    async def _apply_rules(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
+        """Set the utterance's limit for segments, and the fields that the styles in its text change. Raises the errors
+        of `in_style`.
         """
-        assert isinstance(draft.speech.spoken, ReadText)
-        named = {span.style for span in draft.utterance.spans if span.style and not draft.speech.is_tagged}
-        styles = {style: await in_style(self._resolver, draft, style) for style in named}
-        most = draft.speech.spoken.rules.max_segment_chars
-        return replace(draft, utterance=replace(draft.utterance, max_segment_chars=most, styles=styles))
+        assert isinstance(speech.spoken, ReadText)
+        named = {span.style for span in utterance.spans if span.style and not speech.is_tagged}
+        styles = {style: await in_style(self._resolver, speech, style, base=utterance.synthesis) for style in named}
+        most = speech.spoken.rules.max_segment_chars
+        return replace(utterance, max_segment_chars=most, styles=styles)
 
 
 async def read_with_rules(
@@ -106,9 +106,10 @@ async def read_with_rules(
     return spoken, reasons | ignored_fields.of_text(spoken)
 
 
-async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, object]:
-    """Return the fields of `synthesis` that a style changes. Raises the errors of `VoiceSource.reference`."""
-    speech, base = draft.speech, draft.utterance.synthesis
+async def in_style(
+    resolver: Resolver, speech: SpeechRequest, style: str, *, base: SynthesisRequest
+) -> dict[str, object]:
+    """Return the fields of `base` that a style changes. Raises the errors of `VoiceSource.reference`."""
     if speech.stored is None:
         return {"instructions": as_instructions(base.instructions, style)}
     by_vector = speech.body.x_vector_only_mode or speech.info.clones_by_vector

@@ -17,6 +17,7 @@ from serve_app.api.resolve.ignored_fields import (
     with_unknown,
     without_effect,
 )
+from serve_app.api.voice_source import ChosenVoice
 from serve_app.config import ApiSettings
 from serve_app.extensions.live.connection import always_streamed
 from serve_app.extensions.text.spoken_text import TextRules, read
@@ -35,8 +36,9 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
     body = parse_speech(sent, ApiSettings())
     spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
     language = spoken_language(body.language, info.languages, default=None)
-    unused = without_effect(body, info, stored=None, language=language, read=EXTENSION_FIELDS)
-    return Ignored(sent, SPEECH, of_text(spoken)).reasons_for(dict(unused), {})
+    voice = ChosenVoice(body.voice, language=language)
+    unused = without_effect(body, info, voice=voice, instructions=body.instructions, read=EXTENSION_FIELDS)
+    return Ignored(sent, SPEECH, {}).by_client_name(dict(unused) | of_text(spoken), {})
 
 
 @pytest.mark.parametrize(
