@@ -105,6 +105,7 @@ class Dialect:
     sockets: tuple[tuple[str, type[SocketKind]], ...] = ()  # by path; a path may have one kind per subprotocol
     heading: str | None = None  # heading in /docs; None: the name
     key_headers: tuple[str, ...] = ()  # in addition to `Authorization`
+    key_parameters: tuple[str, ...] = ()  # query parameters of WebSockets with keys
     key_protocols: tuple[str, ...] = ()  # prefixes of keys in subprotocols, because browsers cannot set headers
     public_paths: tuple[str, ...] = ()  # readable without a key
     sample: Sample | None = None

@@ -52,6 +52,7 @@ SPEECH_DIALECT = Dialect(
         Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
     ),
     heading="Speech",
+    key_parameters=("api_key", "token"),
     sample=SAMPLE,
 )
 

@@ -262,6 +262,7 @@ DIALECT = Dialect(
         ("/v1/text-to-speech/{voice_id}/stream-input", _OneText),
         ("/v1/text-to-dialogue/multi-stream-input", _Dialogues),
     ),
+    key_parameters=("single_use_token",),
     sample=Sample(
         "/v1/text-to-speech/$voice/multi-stream-input?output_format=pcm_24000",
         audio_field="audio",
