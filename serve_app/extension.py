@@ -15,6 +15,7 @@ from starlette.websockets import WebSocket
 from deployments.config import Strict
 from deployments.protocol import ModelInfo
 from serve_app.api.access.callers import Granted
+from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
@@ -46,7 +47,7 @@ class Route:
     operation: str  # method and path: "POST /v1/speak"
     answer: Callable[..., Awaitable[object]]
     summary: str | None = None  # None: hidden in /docs
-    docs: dict[str, Any] = field(default_factory=dict)  # merged into FastAPI's OpenAPI
+    docs: dict[str, Any] | Callable[[type[SpeechBody]], dict[str, Any]] = field(default_factory=dict)  # for OpenAPI
     json_field: str | None = None  # for a JsonRoute; None: answers all other requests to the operation
     charge: Charge = Charge.REQUEST  # applies to GET and HEAD
 

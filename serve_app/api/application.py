@@ -87,10 +87,7 @@ def create_api(
     api.state.opened = states
     api.add_middleware(HeadAsGet)
     api.add_middleware(
-        AccessControl,
-        settings=settings,
-        dialects=dialects,
-        grants=[state.grant for state in joined.values()],
+        AccessControl, settings=settings, dialects=dialects, grants=[state.grant for state in joined.values()]
     )
     if settings.access.allowed_origins:
         api.add_middleware(

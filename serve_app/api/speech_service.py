@@ -60,5 +60,5 @@ class SpeechService:
         state.upload.release()
         record.characters += len(speech.body.input)
         record.usage.tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
-        record.note_speech(utterance, speech.info, stored=speech.stored, speed=speech.delivery.speed)
+        record.note_speech(utterance, speech.info, stored=speech.voice.stored, speed=speech.delivery.speed)
         return start_marks(utterance, record.received_ns)

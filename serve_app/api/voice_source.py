@@ -58,7 +58,7 @@ class ChosenVoice:
     stored: ClonedVoice | None = None
     reason: str | None = None  # why the voice differs from the requested voice
     language: str | None = AUTO  # one of the model's languages, AUTO or DETECT; None: one that it does not speak
-    is_named: bool = True  # whether the request names a voice
+    default: str | None = None  # `name`, if the request does not name a voice
 
     @property
     def ignored(self) -> dict[str, str]:

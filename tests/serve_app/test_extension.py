@@ -21,7 +21,6 @@ from deployments.errors import InvalidRequest, StartError
 from deployments.protocol import ModelInfo
 from serve_app import extensions
 from serve_app.api.application import OWN_TAGS, create_api
-from serve_app.api.parsing.speech_body import EXTENSION_FIELDS
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.routing import dialects_of
@@ -328,11 +327,13 @@ async def test_docs_show_our_own_routes_first() -> None:
         assert [tag["name"] for tag in (await client.get("/openapi.json")).json()["tags"]] == [*OWN_TAGS]
 
 
+EXTENSION_FIELDS = {"word_timestamps": True, "markup": "ssml", "text_normalization": "on", "lexicon": {"a": "b"}}
+EXTENSION_FIELDS |= {"max_segment_chars": 100, "previous_request_id": "one", "prepare": "auto"}
+
+
 @pytest.mark.parametrize("field", EXTENSION_FIELDS)
 async def test_the_core_alone_names_the_fields_that_extensions_read(field: str) -> None:
-    values = {"word_timestamps": True, "markup": "ssml", "text_normalization": "on", "lexicon": {"a": "b"}}
-    values |= {"max_segment_chars": 100, "previous_request_id": "one", "prepare": "auto"}
-    body = {**BODY, field: values[field], "stream_format": "sse"}
+    body = {**BODY, field: EXTENSION_FIELDS[field], "stream_format": "sse"}
     async with client_for(FakeSynthesizer(script=utterance()), ApiSettings(extensions=())) as client:
         alone = await client.post(SPEECH, json=body)
     assert alone.status_code == 200

@@ -2,25 +2,24 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.headers import IGNORED_HEADER
 from serve_app.api.parsing.field_names import Names
-from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SpeechBody
+from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.voice_source import ChosenVoice
 from serve_app.text.languages import DETECT, has_region, looks_foreign
 from serve_app.text.spoken import SpokenText
 
-PREVIOUS = "previous_request_id"
-
 Reasons = dict[str, str]  # reasons by field name
+NO_CLONING = "the loaded model does not clone voices"
 _MOST_NAMED = 8
 _LONGEST_NAME = 40
 _CONTROL = re.compile(r"[^ -~]")
-_FOR_CLONING = ("ref_text", "x_vector_only_mode", "prepare")
+_FOR_CLONING = ("ref_text", "x_vector_only_mode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,10 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
 
 
 def without_effect(
-    body: SpeechBody, info: ModelInfo, *, voice: ChosenVoice, instructions: str | None, read: Collection[str]
+    body: SpeechBody, info: ModelInfo, *, voice: ChosenVoice, instructions: str | None
 ) -> Iterator[tuple[str, str]]:
     """Yield fields that have no effect with this model and voice, or alongside other fields, and why. A later reason
-    for the same field takes precedence. `instructions`: see `SpeechRequest`. `read`: fields of EXTENSION_FIELDS that an
-    extension reads.
+    for the same field takes precedence. `instructions`: see `SpeechRequest`.
     """
     sent, stored = body.model_fields_set, voice.stored
     if info.kind is not ModelKind.CUSTOM_VOICE and voice.name is not None and stored is None:
@@ -74,7 +72,7 @@ def without_effect(
     if instructions and not is_followed:
         yield "instructions", "the loaded model does not follow instructions"
     if info.kind is not ModelKind.BASE:
-        yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
+        yield from ((name, NO_CLONING) for name in _FOR_CLONING if name in sent)
     elif body.ref_text is not None and info.clones_by_vector:
         yield "ref_text", "the loaded model uses only the speaker embedding of a recording"
     elif body.ref_text is not None and body.x_vector_only_mode:
@@ -85,13 +83,8 @@ def without_effect(
             yield from ((name, f"{switch} is false") for name in options if name in sent)
     if (reason := _language_reason(body, info, voice.language)) is not None:
         yield "language", reason
-    for name in EXTENSION_FIELDS:
-        if name in sent and getattr(body, name) and name not in read:
-            yield name, "no loaded extension reads this field"
     if stored is not None and body.ref_text is not None:
         yield "ref_text", "the stored voice has its own transcript"
-    if stored is not None and body.prepare is not None:
-        yield "prepare", "only applies to recordings in the request"
 
 
 def _language_reason(body: SpeechBody, info: ModelInfo, language: str | None) -> str | None:

@@ -5,10 +5,12 @@ one request.
 import asyncio
 from dataclasses import fields
 from pkgutil import resolve_name
+from typing import ClassVar
 
-from deployments.errors import InvalidRequest
+from deployments.errors import InvalidRequest, TalkrayError
 from deployments.protocol import ModelKind, Reference, Sampling, SynthesisRequest
-from serve_app.api.parsing.field_names import in_client_names
+from serve_app.api.error_replies import ErrorKind, ExtensionError
+from serve_app.api.parsing.field_names import with_client_names
 from serve_app.api.parsing.speech_body import PASSED_ON, SpeechBody, check_length
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
@@ -26,31 +28,37 @@ from serve_app.text.spoken import UNSPOKEN
 _MOST_GROWTH = 2
 
 
+class StepFailed(ExtensionError):
+    """A step of an extension failed. The message names the extension."""
+
+    kind: ClassVar = ErrorKind(500, "server_error", "extension_failed")
+
+
 async def build_utterance(
-    resolver: Resolver,
-    speech: SpeechRequest,
-    *,
-    request_id: str,
-    client: str,
-    live: bool = False,
+    resolver: Resolver, speech: SpeechRequest, *, request_id: str, client: str, live: bool = False
 ) -> Utterance:
     """Build one utterance for the request's model and run the steps of all extensions.
 
     Set `live` for a request whose text arrives later. Any other request may contain no speakable text, such as "...":
-    see `is_speakable`. Raises InvalidRequest naming the field, and the errors of `Resolver.run_steps`.
+    see `is_speakable`. Raises InvalidRequest naming the field, StepFailed, and TalkrayError from a step.
     """
-    try:
+    with with_client_names(speech.fields):
         utterance = await _utterance(resolver, speech, request_id, client, live=live)
-        return await resolver.run_steps(speech, utterance)
-    except InvalidRequest as error:
-        raise in_client_names(error, speech.fields) from None
+        for name, step in resolver.steps.items():
+            try:
+                utterance = await step(speech, utterance)
+            except TalkrayError:
+                raise
+            except Exception as error:
+                raise StepFailed(f"The extension {name} failed during this request.") from error
+        return utterance
 
 
 async def _utterance(
     resolver: Resolver, speech: SpeechRequest, request_id: str, client: str, *, live: bool
 ) -> Utterance:
     body, info, spoken, language = speech.body, speech.info, speech.spoken, speech.voice.language
-    sampling = _sampling(body, speech.stored)
+    sampling = _sampling(body, speech.voice.stored)
     speaker = speech.voice.name if info.kind is ModelKind.CUSTOM_VOICE else None
     if body.ref_audio is not None and info.kind is not ModelKind.BASE:
         # Check this before checking for a missing `voice`, because that error would be misleading.
@@ -130,7 +138,7 @@ def _instructions(speech: SpeechRequest, settings: ApiSettings) -> str | None:
 
 
 async def _reference(resolver: Resolver, speech: SpeechRequest) -> Reference:
-    body, info, stored = speech.body, speech.info, speech.stored
+    body, info, stored = speech.body, speech.info, speech.voice.stored
     by_vector = body.x_vector_only_mode or info.clones_by_vector
     if stored is not None:
         return await resolver.voices.reference(stored, speech.instructions, info, x_vector_only=by_vector)
@@ -141,8 +149,7 @@ async def _reference(resolver: Resolver, speech: SpeechRequest) -> Reference:
     text = _cleaned("ref_text", body.ref_text, resolver.settings)
     if text is None and not by_vector:
         raise _missing("ref_text", "send the transcript of ref_audio, or set x_vector_only_mode to true")
-    prepare = resolver.prepare_recording if body.prepare == "auto" else None
     reference: Reference = await resolve_name(PREPARE_REFERENCE)(
-        body.ref_audio, text, info, x_vector_only=by_vector, prepare=prepare
+        body.ref_audio, text, info, x_vector_only=by_vector, prepare=resolver.preparation(body)
     )
     return reference

@@ -2,18 +2,16 @@
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-from deployments.errors import TalkrayError
 from deployments.protocol import ModelInfo
 from serve_app.api import catalogue
-from serve_app.api.error_replies import ErrorKind, ExtensionError
 from serve_app.api.parsing.field_names import Names
 from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.resolve.ignored_fields import Ignored, Reasons, of_text, without_effect
-from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
+from serve_app.api.resolve.ignored_fields import Reasons, of_text
+from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.voice_source import ChosenVoice, ClonedVoice, NoVoices, VoiceSource
 from serve_app.audio.clone_prompts import Decode
 from serve_app.config import ApiSettings
@@ -66,12 +64,6 @@ async def read_plain_text(
     return spoken, of_text(spoken)
 
 
-class StepFailed(ExtensionError):
-    """A step of an extension failed. The message names the extension."""
-
-    kind: ClassVar = ErrorKind(500, "server_error", "extension_failed")
-
-
 @dataclass(slots=True)
 class Resolver:
     """Resolves the requests of one process. Jobs use a copy with other settings."""
@@ -83,48 +75,15 @@ class Resolver:
     choose_model: Callable[..., Awaitable[ModelInfo]] = choose_named_model
     read_text: ReadText = read_plain_text
     time_words: WordTimer | None = None  # None: word timestamps are unavailable
-    prepare_recording: Decode | None = None  # None: recordings are used as they are
+    # Returns the function that prepares the request's recording, or None to use it as it is.
+    preparation: Callable[[SpeechBody], Decode | None] = lambda body: None
     lexicon_for_all: Callable[[], Awaitable[Any]] | None = None  # returns a Lexicon of the extension `text`
-    # Additional SpeechBody fields that extensions read, and names of additional request fields.
-    fields: set[str] = field(default_factory=set)
-    further_fields: Names = field(default_factory=dict)
+    body: type[SpeechBody] = SpeechBody  # extensions add their fields `with_fields`
+    # Replaces other servers' names in a body of the core's dialect, and returns reasons for fields without effect.
+    translate: Callable[[Mapping[str, object]], tuple[dict[str, object], Reasons]] = lambda fields: (dict(fields), {})
+    spellings: Names = field(default_factory=dict)  # the names that `translate` replaces
+    further_fields: Names = field(default_factory=dict)  # names of additional fields, in all dialects
+    # Return the fields of extensions that have no effect on a request, and the reasons.
+    unused: list[Callable[[SpeechBody, ModelInfo, ChosenVoice], Reasons]] = field(default_factory=list)
     steps: dict[str, Step] = field(default_factory=dict)  # the final steps for each utterance, by extension
     on_discard: list[Callable[[Utterance], None]] = field(default_factory=list)  # called if the speech is not sent
-
-    async def complete(
-        self, body: SpeechBody, info: ModelInfo, *, delivery: Delivery, ignored: Ignored, voice: ChosenVoice
-    ) -> SpeechRequest:
-        """Complete a request: read the text, use its style tag to select the recording, and list the fields without
-        effect.
-
-        `body` was parsed for the model `info`. Raises the errors of `read_text`.
-        """
-        spoken, unread = await self.read_text(self, body, info, voice.stored)
-        is_tagged, instructions = voice.stored is not None and bool(spoken.style), body.instructions
-        if is_tagged:
-            if instructions is not None:
-                unread = {"instructions": "a style tag in the text selected the recording"} | unread
-            instructions = spoken.style
-        unused = without_effect(body, info, voice=voice, instructions=instructions, read=self.fields)
-        return SpeechRequest(
-            info,
-            body,
-            replace(delivery, disclosed=self.settings.disclose_synthetic),
-            ignored.by_client_name({**dict(unused), **ignored.reasons, **unread}, self.further_fields),
-            spoken=spoken,
-            voice=voice,
-            instructions=instructions,
-            is_tagged=is_tagged,
-            word_times=body.word_timestamps and self.time_words is not None,
-        )
-
-    async def run_steps(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
-        """Run the steps of all extensions. Raises StepFailed, and TalkrayError from a step."""
-        for name, step in self.steps.items():
-            try:
-                utterance = await step(speech, utterance)
-            except TalkrayError:
-                raise
-            except Exception as error:
-                raise StepFailed(f"The extension {name} failed during this request.") from error
-        return utterance

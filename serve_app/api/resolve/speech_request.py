@@ -15,7 +15,7 @@ from serve_app.api.headers import (
 )
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.voice_source import ChosenVoice, ClonedVoice
+from serve_app.api.voice_source import ChosenVoice
 from serve_app.audio.file_headers import SYNTHETIC
 from serve_app.audio.formats import FORMATS, AudioFormat, AudioOptions, CompressedFormat, RawFormat, Rendering
 from serve_app.text.spoken import SpokenText
@@ -79,21 +79,10 @@ class SpeechRequest:
     fields: Mapping[str, str] = field(default_factory=dict)  # client's names for fields named differently in Talkray
 
     @property
-    def stored(self) -> ClonedVoice | None:
-        """The stored voice that the request uses."""
-        return self.voice.stored
-
-    @property
-    def chosen_voice(self) -> str | None:
-        """The voice used if the request does not name one."""
-        return None if self.voice.is_named else self.voice.name
-
-    @property
     def voice_take(self) -> str | None:
         """The stored voice's recording in use, and why it was chosen."""
-        if self.stored is None:
-            return None
-        return self.stored.describe_take(self.instructions, is_tagged=self.is_tagged)
+        stored = self.voice.stored
+        return None if stored is None else stored.describe_take(self.instructions, is_tagged=self.is_tagged)
 
     def headers(self) -> dict[str, str]:
         """Return headers for an HTTP response or a handshake. The headers report ignored fields, the recording in use,
@@ -102,7 +91,7 @@ class SpeechRequest:
         take = {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
         known = "exact" if self.info.word_times else "estimated"
         times = {WORD_TIMES_HEADER: known} if self.word_times else {}
-        chosen = {} if self.chosen_voice is None else {CHOSEN_VOICE_HEADER: quote(self.chosen_voice)}
+        chosen = {} if self.voice.default is None else {CHOSEN_VOICE_HEADER: quote(self.voice.default)}
         notes = {**ignored_fields.as_header(self.ignored), **chosen, **take, **times}
         return {**notes, **disclosure(self.delivery.disclosed)}
 
@@ -112,7 +101,7 @@ class SpeechRequest:
         """
         take = {} if self.voice_take is None else {"voice_take": self.voice_take}
         source = {"digital_source_type": SYNTHETIC} if self.delivery.disclosed else {}
-        chosen = {} if self.chosen_voice is None else {"voice": self.chosen_voice}
+        chosen = {} if self.voice.default is None else {"voice": self.voice.default}
         return {**chosen, **take, **source, **ignored_fields.in_message(self.ignored)}
 
 

@@ -28,7 +28,7 @@ async def choose_voice(
     voice = await _voice(resolver, named, body, info, lenient=lenient)
     default = None if voice.stored is None or "language" in body.model_fields_set else voice.stored.language
     language = spoken_language(body.language, info.languages, default=default)
-    return replace(voice, language=language, is_named=bool(named))
+    return replace(voice, language=language, default=None if named else voice.name)
 
 
 async def _voice(resolver: Resolver, named: object, body: SpeechBody, info: ModelInfo, *, lenient: bool) -> ChosenVoice:

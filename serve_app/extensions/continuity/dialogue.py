@@ -38,9 +38,8 @@ async def respond_in_parts(
         await build_utterance(service.resolver, part, request_id=whole.synthesis.request_id, client=client)
         for part in alone
     ]
-    synthesis = whole.synthesis
-    first = first.changed(seed=synthesis.seed, tail=synthesis.tail, marks=synthesis.marks)
-    first = replace(first, ignored=whole.ignored)
+    first = replace(first.changed(seed=whole.synthesis.seed, tail=whole.synthesis.tail), ignored=whole.ignored)
+    first = first.changed(marks=whole.synthesis.marks)
     return _Dialogue(service, speech, as_dialogue([first, *later]), parts).response(request, own_format)
 
 

@@ -159,7 +159,7 @@ async def speech_request(
     if len(body.input) > _MOST_CHARS:
         message = f"text has {len(body.input)} characters. Send at most {_MOST_CHARS}."
         raise InvalidRequest(message, "text", "string_above_max_length")
-    spoken, _ = await service.resolver.read_text(service.resolver, body, speech.info, speech.stored)
+    spoken, _ = await service.resolver.read_text(service.resolver, body, speech.info, speech.voice.stored)
     return replace(speech, body=body, spoken=spoken)
 
 

@@ -298,7 +298,7 @@ class Session:
     async def _utterance(self, turn: Turn, speech: SpeechRequest, *, live: bool = False) -> Utterance:
         identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
         utterance = await build_utterance(self._resolver, speech, live=live, **identity)
-        turn.record.note_speech(utterance, self._info, stored=speech.stored, speed=speech.body.speed)
+        turn.record.note_speech(utterance, self._info, stored=speech.voice.stored, speed=speech.body.speed)
         return start_marks(utterance, turn.record.received_ns)
 
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:

@@ -78,7 +78,7 @@ async def test_who_speaks(
 
     def expected(row: tuple[Any, ...]) -> ChosenVoice:
         name, stored, reason = row
-        return ChosenVoice(name, stored, reason and reason.format(info.name), is_named=bool(named))
+        return ChosenVoice(name, stored, reason and reason.format(info.name), default=None if named else name)
 
     assert await chosen(info, named, lenient=True, **asked) == expected(lenient)  # type: ignore[arg-type]
     if isinstance(strict, tuple):
