@@ -50,11 +50,15 @@ def client_names(sent: Mapping[str, object], names: Names) -> dict[str, str]:
 
 @contextmanager
 def with_client_names(names: Mapping[str, str]) -> Iterator[None]:
-    """Raise errors of this context with the client's own name of the field. `names` is a result of `client_names`."""
+    """Convert errors of this context with `in_client_names`."""
     try:
         yield
     except InvalidRequest as error:
-        if error.param is None or (name := names.get(error.param)) is None:
-            raise
-        message = re.sub(rf"^{re.escape(error.param)}\b", name, error.message)
-        raise type(error)(message, name, error.code) from None
+        raise in_client_names(error, names) from None
+
+
+def in_client_names(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """Return the error with the client's own name of its field. `names` is a result of `client_names`."""
+    if error.param is None or (name := names.get(error.param)) is None:
+        return error
+    return type(error)(re.sub(rf"^{re.escape(error.param)}\b", name, error.message), name, error.code)

@@ -10,12 +10,11 @@ from typing import ClassVar
 from deployments.errors import InvalidRequest, TalkrayError
 from deployments.protocol import ModelKind, Reference, Sampling, SynthesisRequest
 from serve_app.api.error_replies import ErrorKind, ExtensionError
-from serve_app.api.parsing.field_names import with_client_names
-from serve_app.api.parsing.speech_body import PASSED_ON, SpeechBody, check_length
+from serve_app.api.parsing.field_names import in_client_names
+from serve_app.api.parsing.speech_body import PASSED_ON, check_length
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.resolve.voice import NO_CLONES, check_language, not_spoken, speaks, unspoken_script
-from serve_app.api.voice_source import ClonedVoice
 from serve_app.audio.clone_prompts import PREPARE_REFERENCE
 from serve_app.config import ApiSettings
 from serve_app.speech.segments import Utterance, draw_seed
@@ -26,6 +25,7 @@ from serve_app.text.spoken import UNSPOKEN
 # Limit on how much text may grow when numbers and symbols are written as words. Prose with many numbers grows by less
 # than half, while digits alone grow fivefold.
 _MOST_GROWTH = 2
+_OPTIONS = [option.name for option in fields(Sampling)]
 
 
 class StepFailed(ExtensionError):
@@ -42,7 +42,7 @@ async def build_utterance(
     Set `live` for a request whose text arrives later. Any other request may contain no speakable text, such as "...":
     see `is_speakable`. Raises InvalidRequest naming the field, StepFailed, and TalkrayError from a step.
     """
-    with with_client_names(speech.fields):
+    try:
         utterance = await _utterance(resolver, speech, request_id, client, live=live)
         for name, step in resolver.steps.items():
             try:
@@ -51,14 +51,17 @@ async def build_utterance(
                 raise
             except Exception as error:
                 raise StepFailed(f"The extension {name} failed during this request.") from error
-        return utterance
+    except InvalidRequest as error:
+        raise in_client_names(error, speech.fields) from None
+    return utterance
 
 
 async def _utterance(
     resolver: Resolver, speech: SpeechRequest, request_id: str, client: str, *, live: bool
 ) -> Utterance:
     body, info, spoken, language = speech.body, speech.info, speech.spoken, speech.voice.language
-    sampling = _sampling(body, speech.voice.stored)
+    options = {} if speech.voice.stored is None else dict(speech.voice.stored.sampling)
+    options |= {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
     speaker = speech.voice.name if info.kind is ModelKind.CUSTOM_VOICE else None
     if body.ref_audio is not None and info.kind is not ModelKind.BASE:
         # Check this before checking for a missing `voice`, because that error would be misleading.
@@ -77,7 +80,7 @@ async def _utterance(
         # Like the official package, ignore instructions that the checkpoint cannot follow.
         instructions=_instructions(speech, resolver.settings) if info.supports_instructions else None,
         reference=await _reference(resolver, speech) if info.kind is ModelKind.BASE else None,
-        sampling=sampling,
+        sampling=Sampling(**options),
         seed=draw_seed() if body.seed is None else body.seed,
         word_times=speech.word_times,
         model=info.route,
@@ -93,13 +96,6 @@ async def _utterance(
 
 def _missing(param: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{param} is required: {reason}.", param, "missing_required_parameter")
-
-
-def _sampling(body: SpeechBody, stored: ClonedVoice | None) -> Sampling:
-    """Return the sampling options of the request, with the defaults of its stored voice."""
-    sent = {option.name: getattr(body, option.name) for option in fields(Sampling)}
-    defaults = {} if stored is None else stored.sampling
-    return Sampling(**sent | {name: value for name, value in defaults.items() if sent[name] is None})
 
 
 def _cleaned(param: str, text: str | None, settings: ApiSettings) -> str | None:
