@@ -58,7 +58,21 @@ _Option = Annotated[str, Field(max_length=40)]
 _Options = Annotated[dict[_Option, bool | int | float], Field(max_length=len(fields(Sampling)))]
 
 
-class Take(Strict):
+class Sent(Strict):
+    """Base class for what contains values from clients."""
+
+    @classmethod
+    def made(cls, **values: object) -> Self:
+        """Create an object from values that a client may have sent. Raises InvalidRequest with the field."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            code = "string_above_max_length" if first["type"] == "string_too_long" else "invalid_value"
+            raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}.", str(first["loc"][0]), code) from None
+
+
+class Take(Sent):
     """A recording of a voice in one style, and what its check found."""
 
     style: Name = NEUTRAL
@@ -97,7 +111,7 @@ class Take(Strict):
         soundfile.write(file, samples, sample_rate, format="FLAC", subtype=subtype)
         flac = file.getvalue()
         seconds = round(len(samples) / sample_rate, 3)
-        return cls(sha256=hashlib.sha256(flac).hexdigest(), seconds=seconds, num_bytes=len(flac), **fields), flac
+        return cls.made(sha256=hashlib.sha256(flac).hexdigest(), seconds=seconds, num_bytes=len(flac), **fields), flac
 
     @property
     def cloned_by(self) -> Literal["transcript", "vector"]:
@@ -139,7 +153,7 @@ class Consent(Strict):
     recording: Annotated[str, Field(max_length=40)] | None = None  # ID of a stored consent recording
 
 
-class Stored(Strict):
+class Stored(Sent):
     """Base class for records, defining the fields that they share."""
 
     prefix: ClassVar[Literal["voice", "cons", "design", "lexicon"]]  # of the ID
@@ -155,16 +169,6 @@ class Stored(Strict):
         owned = {"id": new_id(cls.prefix), "owner": VISITOR.get().name or "", "created_at": now()}
         version = {"version": new_version()} if "version" in cls.model_fields else {}
         return cls.made(**values, **owned, **version)
-
-    @classmethod
-    def made(cls, **values: object) -> Self:
-        """Create a record from values that a client may have sent. Raises InvalidRequest with the field."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            code = "string_above_max_length" if first["type"] == "string_too_long" else "invalid_value"
-            raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}.", str(first["loc"][0]), code) from None
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> Self:
