@@ -76,7 +76,7 @@ def pytest_exception_interact() -> None:
 
 @pytest.fixture(autouse=True)
 def no_metrics_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that hands a replica's metrics to Ray never ends: it would meet the clocks and fakes of later tests."""
+    """A thread that hands a replica's metrics to Ray never ends. It would meet the clocks and fakes of later tests."""
     if module := sys.modules.get("deployments.serving.ray_metrics"):
         monkeypatch.setattr(module.Recorder, "run", lambda self: None)
 
