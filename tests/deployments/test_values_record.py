@@ -87,10 +87,10 @@ def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     with record.logs("deployments"):
         for number in range(60):
             goes_on, most = draw.choice([0.0, 0.3, 0.9]), draw.choice([12, 12, 1])
-            attempts = Attempts(errors.CodecLost, f"r{number}", most_losses=most)
+            attempts, none_left = Attempts(errors.CodecLost, f"r{number}", most_losses=most), False
             record(f"-- {number} of {most} losses, goes on {goes_on}")
             try:
-                while not attempts.has_ended:
+                while not attempts.has_ended and clock.now_s < 9000:
                     clock.now_s += draw.choice([0.01, 0.5, 4.0])
                     for chunk in draw.choices(
                         [beat, frame, last], [3, 8 * goes_on, goes_on / 3], k=draw.choice([0, 1, 2])
@@ -100,8 +100,13 @@ def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
                         record(f"  {clock.now_s - 1000:.2f} {len(chunk.codes)} frames", attempts.has_ended, *trail)
                     if draw.random() < 0.1:
                         attempts.resume()
-                    error = draw.choice([lost, lost, lost, errors.Moved("leaving"), draw.choice(kinds)])
+                    error = (
+                        kinds[1]
+                        if none_left
+                        else draw.choice([lost, lost, lost, errors.Moved("leaving"), draw.choice(kinds)])
+                    )
                     delay_s = attempts.delay_after(error)
+                    none_left = number % 6 == 5 and not goes_on
                     record(f"  {clock.now_s - 1000:.2f} again after", error, delay_s)
             except errors.TalkrayError as error:
                 record(f"  {clock.now_s - 1000:.2f} !", error, getattr(error, "beside", None))
@@ -332,6 +337,8 @@ def test_messages() -> None:
         {"device": "auto", "precision": "float16", "placement": "inline"},
     ):
         record.attempt(f"codec {given}", lambda given=given: config.CodecConfig(**given))  # type: ignore[misc]
+    record.attempt("frozen", lambda: setattr(config.CodecConfig(), "workers", 3))
+    record("equal", len({config.CodecConfig(), pickle.loads(pickle.dumps(config.CodecConfig(device="cpu")))}))
     record("records", TalkerRecord(1, 2, 0.3, 4), CodecRecord(1, 2, 3, 4, 5, 6), CodecRecord())
     first = Start(100.0, stage="loading")
     done = first.ended(130.5)
