@@ -92,7 +92,7 @@ def drawn(draw: random.Random, kind: str, hidden: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["CustomVoice", "VoiceDesign", "Base"])
-def test_prompts(engine_of: Callable[[str], Engine], kind: str) -> None:
+def test_prompts(engine_of: Callable[[str], Engine], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     record, draw, engine = Record(), random.Random(kind), engine_of(kind)
     hidden = engine.model_config.talker.hidden_size
     for on_gpu in (False, True):
@@ -130,7 +130,7 @@ def test_prompts(engine_of: Callable[[str], Engine], kind: str) -> None:
                 if (encoding := builder.start_encoding(request)) is not None and draw.random() < 0.7:
                     record("encoded")
                     request = builder.encoded(request, encoding)
-                sequence = inputs.build_sequence(number, request)
+                sequence, known = inputs.build_sequence(number, request), request
                 assert sequence is not None
                 told_of(record, sequence)
             except TalkrayError as error:
@@ -155,6 +155,9 @@ def test_prompts(engine_of: Callable[[str], Engine], kind: str) -> None:
             except TalkrayError as error:
                 record("  live !", error)
             inputs.close(1000 + number)
+        with monkeypatch.context() as patched:
+            patched.setattr(builder.talker, "embed_text", record.fake("projects again"))
+            builder.build(known)
         record("lookups", builder.speakers.take_lookups(), builder.references.take_lookups(), len(recordings.started))
     record.check(f"prompts-{kind.lower()}")
 
