@@ -74,6 +74,13 @@ def pytest_exception_interact() -> None:
     sys.unraisablehook = lambda unraisable: None
 
 
+@pytest.fixture(autouse=True)
+def no_metrics_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that hands a replica's metrics to Ray never ends. It would meet the clocks and fakes of later tests."""
+    if module := sys.modules.get("deployments.serving.ray_metrics"):
+        monkeypatch.setattr(module.Recorder, "run", lambda self: None)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

@@ -4,8 +4,6 @@ import asyncio
 import pickle
 import random
 import struct
-import threading
-import time
 from collections import OrderedDict
 from contextlib import aclosing
 from dataclasses import replace
@@ -28,6 +26,8 @@ from deployments.serving.reports import Start, start_key
 from deployments.speech_detection import EndingGuard, FirstSound, LeadingSilence, runaway_frames
 from tests.records import Record
 from tests.virtual_time import run_virtual, virtual_clock
+
+RUN = ray_metrics.Recorder.run  # which no other test calls
 
 
 def test_limits_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,10 @@ def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     with record.logs("deployments"):
         for number in range(60):
             goes_on, most = draw.choice([0.0, 0.3, 0.9]), draw.choice([12, 12, 1])
-            attempts = Attempts(errors.CodecLost, f"r{number}", most_losses=most)
+            attempts, none_left = Attempts(errors.CodecLost, f"r{number}", most_losses=most), False
             record(f"-- {number} of {most} losses, goes on {goes_on}")
             try:
-                while not attempts.has_ended:
+                while not attempts.has_ended and clock.now_s < 9000:
                     clock.now_s += draw.choice([0.01, 0.5, 4.0])
                     for chunk in draw.choices(
                         [beat, frame, last], [3, 8 * goes_on, goes_on / 3], k=draw.choice([0, 1, 2])
@@ -100,8 +100,13 @@ def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
                         record(f"  {clock.now_s - 1000:.2f} {len(chunk.codes)} frames", attempts.has_ended, *trail)
                     if draw.random() < 0.1:
                         attempts.resume()
-                    error = draw.choice([lost, lost, lost, errors.Moved("leaving"), draw.choice(kinds)])
+                    error = (
+                        kinds[1]
+                        if none_left
+                        else draw.choice([lost, lost, lost, errors.Moved("leaving"), draw.choice(kinds)])
+                    )
                     delay_s = attempts.delay_after(error)
+                    none_left = number % 6 == 5 and not goes_on
                     record(f"  {clock.now_s - 1000:.2f} again after", error, delay_s)
             except errors.TalkrayError as error:
                 record(f"  {clock.now_s - 1000:.2f} !", error, getattr(error, "beside", None))
@@ -234,49 +239,19 @@ def test_messages() -> None:
         frames = codes[number % 5 : number % 5 + draw.choice([0, 1, 2])]
         marks = (("codes", number),) if number in (3, 5) else ()
         readings = (Reading(number, (1.5 * number, 2.0)), Reading(number + 1, (7.0,)))[: draw.choice([0, 1, 2])]
-        clone = prompt if number in (2, 4) else None
-        chunks.append(
-            FrameChunk(
-                frames,
-                draw.randint(1, 9),
-                None,
-                bytes([number] * 4),
-                marks,
-                readings,
-                clone,
-                ((f"T#{number}", number),),
-            )
-        )
+        beside = marks, readings, prompt if number in (2, 4) else None, ((f"T#{number}", number),)
+        chunks.append(FrameChunk(frames, draw.randint(1, 9), None, bytes([number] * 4), *beside))
     for first in range(0, 11, 2):
         joined = FrameChunk.join([*chunks[first : first + 3], FrameChunk(codes[:1], 3, FinishReason.EARLY)])
         record("joined", pickle.loads(pickle.dumps(joined)), joined.codes[:, 0].tolist())
-    audio = PcmChunk(
-        b"\1\2\3\4",
-        codes[:1],
-        5,
-        FinishReason.LOOP,
-        17,
-        (("a", 1),),
-        (Reading(1, (2.0,)),),
-        prompt,
-        (("b", 2),),
-        ((0.5, 3.0),),
-        2**63,
-        4,
-    )
+    told = (("a", 1),), (Reading(1, (2.0,)),), prompt, (("b", 2),), ((0.5, 3.0),), 2**63, 4
+    audio = PcmChunk(b"\1\2\3\4", codes[:1], 5, FinishReason.LOOP, 17, *told)
     record("pcm", pickle.loads(pickle.dumps(audio)), audio.num_samples, audio.is_heartbeat, audio.emptied())
-    for sparse in (
-        replace(audio, pcm=b""),
-        replace(audio, pcm=b"", codes=codes[:0]),
-        replace(audio, pcm=b"", codes=codes[:0], finish_reason=None),
-    ):
+    silent = replace(audio, pcm=b"")
+    for sparse in (silent, replace(silent, codes=codes[:0]), replace(silent, codes=codes[:0], finish_reason=None)):
         record("is a heartbeat", sparse.is_heartbeat)
-    record(
-        "prompts",
-        prompt.nbytes,
-        replace(prompt, codes=None).nbytes,
-        pickle.loads(pickle.dumps(replace(prompt, codes=None))),
-    )
+    vector = replace(prompt, codes=None)
+    record("prompts", prompt.nbytes, vector.nbytes, pickle.loads(pickle.dumps(vector)))
     spoken = (
         Reference(np.ones(9, np.float32), "said"),
         Reference(np.ones(8, np.float32), x_vector_only=True),
@@ -304,34 +279,20 @@ def test_messages() -> None:
                 except TypeError:
                     continue
                 record(name, str(error), vars(error), kind.__mro__[1].__name__)
-    for settings in (
-        "device: tpu",
-        "max_num_seqs: 0",
-        "max_model_len: 63",
-        "gpu_memory_fraction: 1.1",
-        "gpu_memory_fraction: 0",
-        "keep_alive_s: 0",
-        "threads: 0",
-        "max_num_waiting: -1",
-        "kv_cache_bytes: 0",
-        "unknown: 1",
-        "keep_alive_s: 5 device: cpu",
-        "kv_cache_bytes: 5 gpu_memory_fraction: 0.5",
-        "deterministic: 7 attention: none kernels: fused",
-        "",
-        "max_num_seqs: 1 max_model_len: 64 keep_alive_s: 5",
-    ):
+    wrong = (
+        "device: tpu/max_num_seqs: 0/max_model_len: 63/gpu_memory_fraction: 1.1/gpu_memory_fraction: 0/keep_alive_s: 0"
+    )
+    wrong += "/threads: 0/max_num_waiting: -1/kv_cache_bytes: 0/unknown: 1/keep_alive_s: 5 device: cpu"
+    wrong += "/kv_cache_bytes: 5 gpu_memory_fraction: 0.5/deterministic: 7 attention: none kernels: fused"
+    for settings in (*wrong.split("/"), "", "max_num_seqs: 1 max_model_len: 64 keep_alive_s: 5"):
         words = settings.split()
         given = dict(zip((word[:-1] for word in words[::2]), words[1::2], strict=True))
         record.attempt(f"talker {settings}", lambda given=given: config.TalkerConfig(**given))  # type: ignore[misc]
-    for given in (
-        {},
-        {"workers": 0},
-        {"placement": "gpu"},
-        {"precision": "int8"},
-        {"device": "auto", "precision": "float16", "placement": "inline"},
-    ):
+    good = {"device": "auto", "precision": "float16", "placement": "inline"}
+    for given in ({}, {"workers": 0}, {"placement": "gpu"}, {"precision": "int8"}, good):
         record.attempt(f"codec {given}", lambda given=given: config.CodecConfig(**given))  # type: ignore[misc]
+    record.attempt("frozen", lambda: setattr(config.CodecConfig(), "workers", 3))
+    record("equal", len({config.CodecConfig(), pickle.loads(pickle.dumps(config.CodecConfig(device="cpu")))}))
     record("records", TalkerRecord(1, 2, 0.3, 4), CodecRecord(1, 2, 3, 4, 5, 6), CodecRecord())
     first = Start(100.0, stage="loading")
     done = first.ended(130.5)
@@ -349,7 +310,7 @@ def test_messages() -> None:
 
 def test_metrics_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     record, clock = Record(), virtual_clock(monkeypatch)
-    own, really_sleep = threading.get_ident(), time.sleep  # replicas of other tests left threads that deliver metrics
+    monkeypatch.setattr(ray_metrics.Recorder, "run", RUN)
 
     class Stop(BaseException):
         pass
@@ -360,8 +321,6 @@ def test_metrics_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
             record(f"{kind} {name}: {description}", *more)
 
         def passed(self: Any, value: float, tags: dict[str, str] | None = None) -> None:
-            if threading.get_ident() != own:
-                return
             if value < 0:
                 raise ValueError("a counter cannot fall")
             record(f"  {kind} {self.name}", value, OrderedDict(tags or {}))
@@ -384,9 +343,6 @@ def test_metrics_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     until_s = 0.0
 
     def sleep(seconds: float) -> None:
-        if threading.get_ident() != own:
-            really_sleep(seconds)
-            return
         clock.now_s += seconds
         if clock.now_s > until_s:
             raise Stop

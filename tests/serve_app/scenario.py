@@ -120,6 +120,7 @@ class Loop(asyncio.SelectorEventLoop):
         super().__init__(Selector(clock))
         self._virtual = clock
         self._servers: dict[int, Any] = {}
+        self.num_unbound = 0  # of the next servers, which cannot start
 
     def time(self) -> float:
         return self._virtual.now_s
@@ -133,6 +134,9 @@ class Loop(asyncio.SelectorEventLoop):
         return future
 
     async def create_server(self, factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        if self.num_unbound:
+            self.num_unbound -= 1
+            raise OSError(24, "Too many open files")
         port = 4000 + len(self._servers)
         self._servers[port] = factory
         named = SimpleNamespace(getsockname=lambda: (host, port))
@@ -555,6 +559,11 @@ class World:
         route = name if len(self.speakers) > 1 else ""
         self.states[route] = ModelState(ModelStatus(status.replace("_", " ")), **json.loads(more))
         self.running[route] = status in ("ready", "asleep")
+
+    async def on_unbound(self, number: str) -> None:
+        """NUMBER: so many servers cannot start."""
+        loop: Any = asyncio.get_running_loop()
+        loop.num_unbound = int(number)
 
     async def on_hinder(self, reason: str) -> None:
         self.hindrance = reason or None

@@ -15,6 +15,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -58,7 +59,21 @@ _Option = Annotated[str, Field(max_length=40)]
 _Options = Annotated[dict[_Option, bool | int | float], Field(max_length=len(fields(Sampling)))]
 
 
-class Take(Strict):
+class Sent(Strict):
+    """Base class for what contains values from clients."""
+
+    @classmethod
+    def made(cls, **values: object) -> Self:
+        """Create an object from values that a client may have sent. Raises InvalidRequest with the field."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            code = "string_above_max_length" if first["type"] == "string_too_long" else "invalid_value"
+            raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}.", str(first["loc"][0]), code) from None
+
+
+class Take(Sent):
     """A recording of a voice in one style, and what its check found."""
 
     style: Name = NEUTRAL
@@ -95,9 +110,8 @@ class Take(Strict):
 
         file = io.BytesIO()
         soundfile.write(file, samples, sample_rate, format="FLAC", subtype=subtype)
-        flac = file.getvalue()
-        seconds = round(len(samples) / sample_rate, 3)
-        return cls(sha256=hashlib.sha256(flac).hexdigest(), seconds=seconds, num_bytes=len(flac), **fields), flac
+        flac, seconds = file.getvalue(), round(len(samples) / sample_rate, 3)
+        return cls.made(sha256=hashlib.sha256(flac).hexdigest(), seconds=seconds, num_bytes=len(flac), **fields), flac
 
     @property
     def cloned_by(self) -> Literal["transcript", "vector"]:
@@ -139,7 +153,7 @@ class Consent(Strict):
     recording: Annotated[str, Field(max_length=40)] | None = None  # ID of a stored consent recording
 
 
-class Stored(Strict):
+class Stored(Sent):
     """Base class for records, defining the fields that they share."""
 
     prefix: ClassVar[Literal["voice", "cons", "design", "lexicon"]]  # of the ID
@@ -157,16 +171,6 @@ class Stored(Strict):
         return cls.made(**values, **owned, **version)
 
     @classmethod
-    def made(cls, **values: object) -> Self:
-        """Create a record from values that a client may have sent. Raises InvalidRequest with the field."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            code = "string_above_max_length" if first["type"] == "string_too_long" else "invalid_value"
-            raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}.", str(first["loc"][0]), code) from None
-
-    @classmethod
     def read(cls, stored: dict[str, Any]) -> Self:
         """Create a record from the stored values. Raises ValidationError.
 
@@ -178,9 +182,7 @@ class Stored(Strict):
             too_long = [each for each in error.errors(include_url=False) if each["type"] == "string_too_long"]
         for each in too_long:
             *path, field = each["loc"]
-            within: Any = stored
-            for step in path:
-                within = within[step]
+            within: Any = reduce(operator.getitem, path, stored)
             text, most = within[field], each["ctx"]["max_length"]
             within[field], fate = text[:most], f"cut to {most}"
             if field == "text":
@@ -263,8 +265,7 @@ class StoredVoice(Stored):
     def describe_take(self, words: str | None, *, is_tagged: bool) -> str:
         """Describe which take is used, and why."""
         named = self.take_named(words)
-        take = named or self.takes[0]
-        why = "tag" if is_tagged else "instructions" if named else "the first"
+        take, why = named or self.takes[0], "tag" if is_tagged else "instructions" if named else "the first"
         by_vector = "" if take.text else ", speaker vector only: the transcript is missing"
         return f"{take.style} ({why}{by_vector})"
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -16,22 +15,16 @@ Call = tuple[str, float, dict[str, str] | None]
 
 
 class Recorded:
-    """What reaches Ray's own code, which checks the tags, once all is installed. Only what this thread hands on."""
+    """What reaches Ray's own code, which checks the tags, once all is installed."""
 
     def __init__(self) -> None:
         self.recorders: list[ray_metrics.Recorder] = []
-        self._calls: list[Call] = []
-        self._thread = threading.current_thread()
-
-    def add(self, call: Call) -> None:
-        if threading.current_thread() is self._thread:
-            self._calls.append(call)
+        self.calls: list[Call] = []
 
     def take(self) -> list[Call]:
         for recorder in self.recorders:
             recorder.deliver()
-        calls, self._calls = self._calls, []
-        return calls
+        return self.calls
 
 
 @pytest.fixture
@@ -41,7 +34,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
 
     def record(self: ray.Metric, value: float, tags: dict[str, str] | None = None) -> None:
         checked(self, tags or {})
-        recorded.add((self.info["name"], value, tags))
+        recorded.calls.append((self.info["name"], value, tags))
 
     class Noted(ray_metrics.Recorder):
         def __init__(self) -> None:
@@ -51,7 +44,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     monkeypatch.setattr(ray.Metric, "_record", record)
     monkeypatch.setattr(ray_metrics, "Recorder", Noted)
     before = [instrument.record for instrument in metrics.INSTRUMENTS]
-    monkeypatch.setattr(ray_metrics, "_HAND_ON_S", 3600.0)
     ray_metrics.install.cache_clear()
     ray_metrics.install()
     yield recorded

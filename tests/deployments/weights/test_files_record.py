@@ -102,6 +102,7 @@ DAMAGES: dict[str, Damage] = {
     "a tensor too few": tensors("model.safetensors", lambda each: [each.pop(name) for name in [*each][:2]]),
     "unmerged": tensors("model.safetensors", lambda each: each.update({"talker.lora_A.weight": torch.zeros(2)})),
     "truncated": lambda directory: (directory / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}"),
+    "sharded and too many": lambda directory: [DAMAGES["a tensor too many"](directory), sharded(directory)],
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
+from http.client import BadStatusLine
 from pathlib import Path
 from subprocess import CalledProcessError
 from types import SimpleNamespace
@@ -79,9 +80,12 @@ def test_google_says_what_happens(metadata: Metadata, answers: dict[str, str], l
     assert (notice.left_s if notice else None) == left_s
 
 
-def test_no_metadata_is_no_notice(metadata: Metadata) -> None:
+def test_no_metadata_is_no_notice(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = Aws("http://127.0.0.1:1")
     with pytest.raises(MetadataUnreachable, match=r"127\.0\.0\.1:1/latest/api/token"):
+        nobody.notice()
+    monkeypatch.setattr(notices, "open_direct", Mock(side_effect=BadStatusLine("nonsense")))
+    with pytest.raises(MetadataUnreachable, match="nonsense"):
         nobody.notice()
 
 

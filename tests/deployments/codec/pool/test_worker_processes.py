@@ -101,7 +101,8 @@ def test_a_process_that_ends_or_hangs_is_replaced_and_its_call_made_again(
     number: signal.Signals,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("deployments.codec.pool.workers._LONGEST_IDLENESS_S", 0.3)
-    before = workers(processes)
+    before, descriptors = workers(processes), f"/proc/{processes._first.pid}/fd"
+    num_open = len(os.listdir(descriptors))
     assert len(before) == COUNT
     os.kill(before[0], number)
     begun = [decoded(*processes.decode([task(codes[0, :4], decoder.initial_state())])) for _ in range(2 * COUNT)]
@@ -110,6 +111,7 @@ def test_a_process_that_ends_or_hangs_is_replaced_and_its_call_made_again(
         np.testing.assert_array_equal(each.pcm, decoded(expected).pcm)
     after = workers(processes)
     assert (len(after), before[0] in after, before[1] in after) == (COUNT, False, True)
+    assert len(os.listdir(descriptors)) == num_open, "only the worker keeps its socket"
     assert not processes.is_broken
 
 

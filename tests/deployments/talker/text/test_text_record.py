@@ -92,7 +92,7 @@ def drawn(draw: random.Random, kind: str, hidden: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["CustomVoice", "VoiceDesign", "Base"])
-def test_prompts(engine_of: Callable[[str], Engine], kind: str) -> None:
+def test_prompts(engine_of: Callable[[str], Engine], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     record, draw, engine = Record(), random.Random(kind), engine_of(kind)
     hidden = engine.model_config.talker.hidden_size
     for on_gpu in (False, True):
@@ -130,7 +130,7 @@ def test_prompts(engine_of: Callable[[str], Engine], kind: str) -> None:
                 if (encoding := builder.start_encoding(request)) is not None and draw.random() < 0.7:
                     record("encoded")
                     request = builder.encoded(request, encoding)
-                sequence = inputs.build_sequence(number, request)
+                sequence, known = inputs.build_sequence(number, request), request
                 assert sequence is not None
                 told_of(record, sequence)
             except TalkrayError as error:
@@ -155,6 +155,9 @@ def test_prompts(engine_of: Callable[[str], Engine], kind: str) -> None:
             except TalkrayError as error:
                 record("  live !", error)
             inputs.close(1000 + number)
+        with monkeypatch.context() as patched:
+            patched.setattr(builder.talker, "embed_text", record.fake("projects again"))
+            builder.build(known)
         record("lookups", builder.speakers.take_lookups(), builder.references.take_lookups(), len(recordings.started))
     record.check(f"prompts-{kind.lower()}")
 
@@ -207,7 +210,7 @@ def test_tokens(engine_of: Callable[[str], Engine]) -> None:
 
 @pytest.mark.parametrize("is_live", [False, True])
 def test_speech_against_its_text(engine_of: Callable[[str], Engine], is_live: bool) -> None:
-    """A sequence whose alignment head reads on, back, nothing, and far beyond the end."""
+    """A sequence whose alignment head reads on, back, nothing, the whole text again, and far beyond the end."""
     record, draw, engine = Record(), random.Random(13), engine_of("CustomVoice")
     of_head = {}
     for head in (None, (0, 0)):
@@ -217,8 +220,10 @@ def test_speech_against_its_text(engine_of: Callable[[str], Engine], is_live: bo
         of_head[head] = InputProcessor(engine.info, prompts, limits)
     for number in range(60):
         head, sampling = draw.choice([*of_head]), Sampling(max_new_tokens=draw.choice([20, 500]))
+        if reads_again := number % 4 == 3:
+            head, sampling = (0, 0), Sampling(max_new_tokens=500)
         inputs = of_head[head]
-        text = "".join(draw.choices(PIECES, k=draw.choice([1, 6, 12]))) + "a."
+        text = "".join(draw.choices(PIECES, k=14 if reads_again else draw.choice([1, 6, 12]))) + "a."
         asked = SynthesisRequest(
             "r", text, voice="ryan", word_times=draw.random() < 0.7, ignore_eos=draw.random() < 0.1, sampling=sampling
         )
@@ -233,6 +238,7 @@ def test_speech_against_its_text(engine_of: Callable[[str], Engine], is_live: bo
             0.0,
             draw.choice([0.02, 0.2, 0.0]),
         )
+        pace, ends = (1.0, 0.0) if reads_again else (pace, ends)
         record(f"-- {number} {text!r} head {head} {pace} a frame", sequence.limit, sequence.progress.num_unspoken)
         while sequence.finish_reason is None and sequence.num_frames < 150:
             if draw.random() < ends:
@@ -240,6 +246,7 @@ def test_speech_against_its_text(engine_of: Callable[[str], Engine], is_live: bo
                 break
             sequence.append(np.zeros(16, np.int16))
             place = place + pace if draw.random() > 0.05 else max(0.0, place - goes_back)
+            place = 0.0 if reads_again and place > len(text.encode()) else place
             mass = draw.choice([0.5, 0.9, 0.2])
             if head:
                 sequence.progress.read(mass, mass * place, sequence.prompt)

@@ -165,6 +165,14 @@ def test_the_lines_of_ingress_replicas_are_shown_once(
     assert ids.index("Ingress#a 0") < ids.index("Ingress#a 1")
 
 
+def test_without_requests_the_end_waits_for_no_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(request_log.time, "sleep", slept.append)
+    with followed(tmp_path, lambda entry: None):
+        pass
+    assert slept == []
+
+
 def test_a_line_is_shown_when_it_is_whole_also_in_a_new_file_with_the_inode_of_another(logs: Path) -> None:
     logs.mkdir(parents=True)
     file, ray, places = logs / "talkray_requests_Ingress_a.jsonl", logs.parents[2], dict[int, int]()
