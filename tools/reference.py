@@ -1,7 +1,7 @@
 """Write the generated parts of docs/: `python -m tools.reference`. With `--check`, only compare them.
 
 A generated part is the text between two comments of a page (`house.GENERATED`). Sources are the settings models with
-the comments of their fields, the `--help` of each command, the metrics, and the error table.
+the comments of their fields, the `--help` of each command, the metrics, the error table, and what extensions declare.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import types
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from unittest.mock import patch
@@ -26,6 +27,7 @@ from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.serving import metrics
 from serve_app.api.error_replies import INTERNAL, KINDS, ErrorKind, ExtensionError
+from serve_app.api.routing import dialects_of
 from serve_app.cli.main import cli
 from serve_app.config import AppConfig, settings_kinds
 from serve_app.extensions import load_extensions
@@ -213,12 +215,36 @@ def errors() -> Iterator[str]:
     yield table("status", "`code`", rows=(row for row in codes if row[1]))
 
 
+def extensions() -> Iterator[str]:
+    rows = list[Row]()
+    for each in load_extensions():
+        package, page = f"serve_app.extensions.{each.name}", each.name.replace("_", "-") + ".md"
+        named = f"[`{each.name}`]({page})" if (ROOT / "docs" / page).exists() else f"`{each.name}`"
+        adds = (import_module(package).__doc__ or "").rstrip(".\n")
+        rows.append((named, adds, ", ".join(f"`{name}`" for name in each.requires)))
+    yield table("name", "adds", "requires", rows=[*rows, ("`default`", "all of the above", "")])
+
+
+def keys() -> Iterator[str]:
+    """Yield where each dialect accepts keys, in addition to `Authorization`."""
+    rows = list[Row]()
+    for each in dialects_of(load_extensions()):
+        headers = ", ".join(f"`{name}: KEY`" for name in each.key_headers)
+        parameters = ", ".join(f"`?{name}=KEY`" for name in each.key_parameters)
+        if headers or parameters or each.key_protocols:
+            rows.append((each.name, headers, parameters, ", ".join(f"`{prefix}KEY`" for prefix in each.key_protocols)))
+    yield table("clients", "header", "WebSocket's query", "subprotocol", rows=rows)
+
+
 _BOUNDS = (("≥", "ge"), (">", "gt"), ("≤", "le"), ("<", "lt"))
 _KINDS = {
     bool: "`true`, `false`", int: "integer", float: "number", str: "text", Path: "path", tuple: "list", dict: "mapping",
 }  # fmt: skip
 _COMMON = 5  # an option of more commands than this is described once
-PARTS = {"settings": settings, "commands": commands, "metrics": instruments, "errors": errors}
+PARTS = {
+    "settings": settings, "commands": commands, "metrics": instruments, "errors": errors, "extensions": extensions,
+    "keys": keys,
+}  # fmt: skip
 
 
 def written(page: str) -> str:

@@ -128,13 +128,7 @@ def test_the_settings_of_the_document_work(monkeypatch: pytest.MonkeyPatch) -> N
 TAKEN = next(path for each in ALL.values() for dialect in each.dialects for path, _ in dialect.sockets)
 
 
-def test_the_document_names_each_and_what_it_requires() -> None:
-    table, _, _ = DOCUMENT.partition("## Add your own")
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*?)\|$", table, re.MULTILINE)
-    told = {name: tuple(re.findall(r"`(\w+)`", required)) for name, required in rows}
-    assert told.pop("default") == ()
-    asked = {name: extension.requires for name, extension in ALL.items()}
-    assert told == asked, "rows of the table in docs/extensions.md, and `requires` of each extension in BUILT_IN"
+def test_the_document_names_each_dialect() -> None:
     dialects = [dialect for each in ALL.values() for dialect in each.dialects if dialect.sample is not None]
     listed = re.findall(r"\*\*(.*?)\*\*", (DOCS / "dialects.md").read_text())
     assert {dialect.name.partition(",")[0] for dialect in dialects} <= {*listed}, "list these in docs/dialects.md"

@@ -289,11 +289,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--model", type=checkpoint, help="checkpoint directory, released name, or embedded; default: random"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device")
-    parser.add_argument(
-        "--precision",
-        nargs="+",
-        help="default: those that the device supports",
-    )
+    parser.add_argument("--precision", nargs="+", help="default: those that the device supports")
     parser.add_argument("--streams", type=int, nargs="+", help="streams per call")
     parser.add_argument("--frames", type=int, nargs="+", default=[1, 4, 12], help="frames per stream and call (CPU)")
     parser.add_argument("--processes", type=int, nargs="*", default=[], help="also measure this many processes (CPU)")

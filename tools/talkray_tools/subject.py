@@ -13,16 +13,7 @@ import torch
 from deployments.codec.decoder import to_pcm16
 from deployments.codec.pool.codec import Codec, load_codec
 from deployments.config import CodecConfig, TalkerConfig
-from deployments.protocol import (
-    ALL_FRAMES,
-    Codes,
-    FinishReason,
-    ModelKind,
-    Pcm,
-    Reference,
-    Sampling,
-    SynthesisRequest,
-)
+from deployments.protocol import ALL_FRAMES, Codes, FinishReason, ModelKind, Pcm, Reference, Sampling, SynthesisRequest
 from deployments.speech_detection import runaway_frames
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import StartClock, load_engine, throttled

@@ -36,14 +36,7 @@ from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db, to_pcm16
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
-from deployments.protocol import (
-    Codes,
-    FinishReason,
-    ModelKind,
-    Reference,
-    Sampling,
-    SynthesisRequest,
-)
+from deployments.protocol import Codes, FinishReason, ModelKind, Reference, Sampling, SynthesisRequest
 from deployments.speech_detection import EndingGuard, first_sound
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine, throttled

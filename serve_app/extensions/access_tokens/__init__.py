@@ -1,1 +1,1 @@
-"""Access tokens: short-lived credentials for browsers and apps, issued with an API key."""
+"""Short-lived credentials for browsers and apps, issued with an API key."""

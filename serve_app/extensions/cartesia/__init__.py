@@ -1,1 +1,1 @@
-"""Compatibility with Cartesia's text-to-speech API."""
+"""Cartesia's API."""

@@ -1,1 +1,1 @@
-"""Dialogues, and speech that continues in the voice and at the pace of earlier speech."""
+"""`previous_request_id`, dialogues, and segments that continue each other's voice and pace."""

@@ -1,1 +1,1 @@
-"""Compatibility with the text-to-speech API of DashScope, an Alibaba service."""
+"""Alibaba's DashScope API."""

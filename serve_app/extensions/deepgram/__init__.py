@@ -1,1 +1,1 @@
-"""Compatibility with Deepgram's text-to-speech API."""
+"""Deepgram's API, Aura and Flux."""

@@ -1,1 +1,1 @@
-"""Voice design: voices that clients create from a description."""
+"""Voices from a description."""

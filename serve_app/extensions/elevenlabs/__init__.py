@@ -1,1 +1,1 @@
-"""Compatibility with ElevenLabs' text-to-speech API."""
+"""ElevenLabs' API."""

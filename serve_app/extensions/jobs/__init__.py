@@ -1,1 +1,1 @@
-"""Batch jobs that synthesize many texts in the background and store the audio until clients download it."""
+"""Batch jobs that synthesize many texts in the background, and their pool."""

@@ -1,1 +1,1 @@
-"""WebSocket connections for all dialects, and the speech sessions on them."""
+"""WebSocket sessions, and speech for text that is still being written."""

@@ -1,1 +1,1 @@
-"""Selects one of several models for each request."""
+"""The choice of a model by voice, recording or task."""

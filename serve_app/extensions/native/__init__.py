@@ -1,1 +1,1 @@
-"""Talkray's native WebSocket, and streams of codec frames."""
+"""Talkray's own WebSocket, and codec frames."""

@@ -1,1 +1,1 @@
-"""Compatibility with the APIs of other speech servers."""
+"""The APIs of Kokoro-FastAPI, Mistral, nari, vLLM-Omni and VoxServe."""

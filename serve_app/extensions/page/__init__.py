@@ -1,1 +1,1 @@
-"""Web page at `/`, and the cluster's status."""
+"""The web page at `/`, and `GET /status`."""

@@ -1,1 +1,1 @@
-"""Compatibility with OpenAI's Realtime API."""
+"""OpenAI's Realtime API."""

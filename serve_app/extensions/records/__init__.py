@@ -1,1 +1,1 @@
-"""Request records: log lines, usage counts and OpenTelemetry spans."""
+"""A log line per request, usage counts and traces."""

@@ -1,1 +1,1 @@
-"""Converts the sent text to the spoken text: markup, SSML, lexicons and text normalization."""
+"""Markup, SSML, lexicons, and numbers as words."""

@@ -93,8 +93,7 @@ class Interrupter:
             await self._socket.send_json(message)
         names = self._row.times.in_field == "text_spoken" or self._row is SOCKETS.get("native")
         reader = Reader(
-            "" if self._row.times.in_field == "text_spoken" else self._row.times.in_field,
-            self._row.times.counts_from,
+            "" if self._row.times.in_field == "text_spoken" else self._row.times.in_field, self._row.times.counts_from
         )
         pcm = bytearray()
         while len(pcm) < 48 * at_ms:

@@ -52,8 +52,7 @@ class Speaking:
 def book(
     file: Annotated[Path, typer.Argument(help="EPUB, Markdown (.md), subtitles (.srt, .vtt), or plain text.")],
     output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="m4b, mp3, opus, flac or wav. Default: FILE.m4b."),
+        Path | None, typer.Option("-o", "--output", help="m4b, mp3, opus, flac or wav. Default: FILE.m4b.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="Server URL. Default: the local server.")] = None,
     voice: Annotated[str | None, typer.Option(help="Voice, from /v1/audio/voices.")] = None,

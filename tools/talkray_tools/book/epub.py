@@ -24,11 +24,7 @@ MAX_RATIO = 200  # uncompressed size over compressed size of a page; checked for
 MAX_COVER_BYTES = 16 << 20
 _SMALL = 1 << 20
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
-_RIGHTS = {
-    "META-INF/rights.xml": "Adobe's",
-    "META-INF/sinf.xml": "Apple's",
-    "META-INF/license.lcpl": "Readium's",
-}
+_RIGHTS = {"META-INF/rights.xml": "Adobe's", "META-INF/sinf.xml": "Apple's", "META-INF/license.lcpl": "Readium's"}
 _FONTS_ONLY = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")  # allowed: font obfuscation
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 _PICTURES = ": pictures only"

@@ -63,8 +63,7 @@ def plan(
         list[Path] | None, typer.Option(exists=True, dir_okay=False, help="Table from --measure. Repeatable.")
     ] = None,
     measure: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="Measure this machine for two minutes, to this new file."),
+        Path | None, typer.Option(dir_okay=False, help="Measure this machine for two minutes, to this new file.")
     ] = None,
     url: Annotated[str | None, typer.Option(help="Server for --measure. Default: a new one.")] = None,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="New file for the configuration.")] = None,

@@ -27,7 +27,7 @@ from tests.serve_app import asgi
 from tests.serve_app.extensions.client import Client
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_of, one_api
-from tools.suites.rows import ISSUING
+from tools.suites.rows import DIALECTS, ISSUING, is_here
 
 pytestmark = pytest.mark.anyio
 
@@ -89,20 +89,18 @@ async def told(api: FastAPI, place: str, token: str) -> tuple[int, str]:
         return start["status"], error["message"]
 
 
-def filled(place: str) -> str:
-    return (
-        place.replace("{voice_id}", "ryan").replace("{deployment}", "any").replace("{path:path}", "v1/audio/speech/ws")
-    )
-
-
-PLACES = sorted({filled(place) for purpose in PURPOSES.values() for place in purpose.places})
+def places(*purposes: str, method: str = "") -> list[str]:
+    """The places of these purposes that are served."""
+    words = {"{voice_id}": "ryan", "{deployment}": "any", "{path:path}": "v1/audio/speech/ws"}
+    found = {re.sub(r"{.*?}", lambda name: words[name[0]], each) for name in purposes for each in PURPOSES[name].places}
+    return sorted(each for each in found if each.startswith(method) and is_here(each.split()[1]))
 
 
 @pytest.mark.parametrize("path", ISSUING)
 async def test_a_token_opens_what_it_is_for_and_nothing_else(server: Server, path: str) -> None:
     api, other = server.replica(), server.replica()
     others = [f"POST {each}" for each in ISSUING] + ["GET /v1/models", "POST /v1/audio/voices", "POST /v1/audio/jobs"]
-    for place in (*PLACES, *others):
+    for place in (*places(*PURPOSES), *others):
         method, own_path = place.split()
         fits = PURPOSES[ISSUING[path].purpose].fits(method, own_path)
         status, reason = await told(other, place, await server.issue(path, api))
@@ -121,13 +119,13 @@ async def test_tokens_for_speech_speak_with_the_limits_and_the_name_of_their_key
 @pytest.mark.parametrize("path", ISSUING)
 async def test_every_way_to_send_a_token(server: Server, path: str) -> None:
     api = server.replica()
-    for place in (filled(place) for place in PURPOSES[ISSUING[path].purpose].places if place.startswith("WS")):
-        for name in ("token", "access_token", "single_use_token", "api_key"):
+    for place in places(ISSUING[path].purpose, method="WS"):
+        for name in (name for dialect in DIALECTS for name in dialect.key_parameters):
             query = f"{place.split()[1]}?{name}={await server.issue(path, api)}"
             async with asgi.websocket(api, query) as connection:
                 await Client(connection).accepted()
         token = await server.issue(path, api)
-        for header in ("xi-api-key", "x-api-key", "api-key"):
+        for header in (name for dialect in DIALECTS for name in dialect.key_headers):
             async with asgi.websocket(api, place.split()[1], headers={header: token}) as connection:
                 await Client(connection).accepted()
             token = await server.issue(path, api)

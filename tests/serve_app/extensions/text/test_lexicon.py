@@ -71,10 +71,7 @@ LEXICON = '<lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (
-            LEXICON.format("<lexeme><grapheme>tomato</grapheme><phoneme>x</phoneme></lexeme>"),
-            "tomato: phonemes",
-        ),
+        (LEXICON.format("<lexeme><grapheme>tomato</grapheme><phoneme>x</phoneme></lexeme>"), "tomato: phonemes"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><lexicon>&b;</lexicon>', "DOCTYPE"),
         ("<lexicon>", "no element found"),
         ("no xml", "syntax error"),

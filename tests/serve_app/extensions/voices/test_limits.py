@@ -348,7 +348,7 @@ async def test_a_failed_look_fails_for_all_who_share_it(folder: Path, monkeypatc
 
 @pytest.mark.parametrize(
     ("path", "items", "key", "limit", "after", "more"),
-    [
+    [row for row in (
         ("/v1/audio/voices", "voices", "id", "limit", "after", "has_more"),
         ("/v1/voices", "voices", "voice_id", "page_size", "next_page_token", "next_page_token"),
         ("/v2/voices", "voices", "voice_id", "page_size", "next_page_token", "next_page_token"),
@@ -356,8 +356,8 @@ async def test_a_failed_look_fails_for_all_who_share_it(folder: Path, monkeypatc
         ("/v1/audio/voice_consents", "data", "id", "limit", "after", "last_id"),
         ("/v1/pronunciation-dictionaries", "pronunciation_dictionaries", "id", "page_size", "cursor", "next_cursor"),
         ("/pronunciation-dicts", "data", "id", "limit", "starting_after", "has_more"),
-    ],
-)
+    ) if is_here(row[0])],
+)  # fmt: skip
 async def test_list_pages(folder: Path, path: str, items: str, key: str, limit: str, after: str, more: str) -> None:
     async with Server(folder, voices=VoiceSettings(max_voices=20)).client() as client:
         for number in range(5):

@@ -96,9 +96,7 @@ async def test_other_answers_say_nothing_of_them(row: PostRow, info: ModelInfo) 
 
 @KNOWN
 @pytest.mark.parametrize(
-    "row",
-    [row for row in SOCKETS.values() if row.times.in_field not in ("", "text_spoken")],
-    ids=lambda row: row.place,
+    "row", [row for row in SOCKETS.values() if row.times.in_field not in ("", "text_spoken")], ids=lambda row: row.place
 )
 async def test_a_socket_carries_them(row: SocketRow, info: ModelInfo) -> None:
     reader = Reader(row.times.in_field, row.times.counts_from)
