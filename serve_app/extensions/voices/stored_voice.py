@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,7 +182,7 @@ class Stored(Sent):
             too_long = [each for each in error.errors(include_url=False) if each["type"] == "string_too_long"]
         for each in too_long:
             *path, field = each["loc"]
-            within: Any = reduce(operator.getitem, path, stored)
+            within: Any = reduce(operator.getitem, path, cast("Any", stored))
             text, most = within[field], each["ctx"]["max_length"]
             within[field], fate = text[:most], f"cut to {most}"
             if field == "text":
