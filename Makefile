@@ -1,10 +1,10 @@
-# Two commands matter: `make run` and `make test`. `make help` lists all.
+# The two main commands are `make run` and `make test`. `make help` lists all.
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# For a command that is silent for minutes: every five seconds how long it runs, and how much of .venv is there.
+# Progress of a long, silent command: every five seconds, print the elapsed time and the size of .venv.
 SHOWN = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do \
   echo "  $$(($$(date +%s) - began)) s: $$(du -sm $(VENV) | cut -f1) MB in $(VENV)"; done & \
   ticker=$$!; trap "kill $$ticker 2>/dev/null" EXIT; trap "exit 130" INT TERM;
@@ -15,7 +15,7 @@ SHOWN = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-install: $(VENV)/.installed ## Create .venv with what serving needs
+install: $(VENV)/.installed ## Create .venv with the dependencies of the server
 
 run: install ## Serve speech on http://127.0.0.1:8000 until Ctrl-C (options: make run ARGS="--model ... --port ...")
 	@$(BIN)/talkray serve $(ARGS)
@@ -27,7 +27,7 @@ test: $(VENV)/.installed-dev ## Lint, types, unit tests and end-to-end tests wit
 timed-%:
 	@began=$$(date +%s); $(MAKE) --no-print-directory $* && echo "make $*: $$(($$(date +%s) - began)) s"
 
-lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size, generated references, contracts of public surfaces
+lint: $(VENV)/.installed-dev ## Check format, lint, types, import contracts, size budgets, generated references and public contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -36,23 +36,23 @@ lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size
 	$(BIN)/python -m tools.reference --check
 	$(BIN)/python -m tools.contracts --check
 
-unit: $(VENV)/.installed-dev ## Tests without Ray (option, while you work: make unit ONLY=extensions/jobs)
+unit: $(VENV)/.installed-dev ## Tests without Ray (only some: make unit ONLY=extensions/jobs)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page and not report" $(wildcard $(patsubst %,tests/%,$(ONLY)) $(patsubst %,tests/serve_app/%,$(ONLY)))
 
 AVX2 := build/avx2
 AS_AVX2 := cd $(AVX2) && PYTHONPATH=$(CURDIR)/$(AVX2) ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
   CFLAGS="-march=x86-64-v3 -DTALKRAY_ONE_CPU" $(CURDIR)/$(BIN)/python
-unit-avx2: $(VENV)/.installed-dev ## Tests of codec and talker, and one server, as on a CPU without AVX-512 (two minutes)
+unit-avx2: $(VENV)/.installed-dev ## Tests of codec and talker, and one server, limited to AVX2 instructions (two minutes)
 	@rm -rf $(AVX2) && mkdir -p $(AVX2) && git ls-files -z | xargs -0 cp --parents --target-directory=$(AVX2)
 	$(AS_AVX2) -c "import setuptools; setuptools.setup()" --quiet build_ext --inplace
 	$(AS_AVX2) -m pytest -q -n logical --maxprocesses 4 -m "not gpu" tests/tools/test_bench_codec.py \
 	  tests/deployments/codec/backends tests/deployments/codec/test_stress.py tests/deployments/talker/networks tests/deployments/talker/runner tests/deployments/talker/sampling
 	$(AS_AVX2) -m pytest -q tests/e2e/commands/test_command_line.py::test_a_start_says_how_to_speak
 
-cross-compilers: ## A compiler for aarch64, so that unit tests build the C kernels for it (Debian's, with apt-get)
+cross-compilers: ## Install a cross-compiler for aarch64 (Debian, apt-get), with which unit tests build the C kernels
 	@command -v aarch64-linux-gnu-gcc >/dev/null || { apt-get update && apt-get install -y --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross; } || { echo "gcc-aarch64-linux-gnu is missing: the C kernels are not built for aarch64"; exit 1; }
 
-kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU; compiled for GPUs that are not here (installs Triton)
+kernels: $(VENV)/.installed-dev ## Compare Triton kernels with PyTorch in the interpreter, and compile them for GPUs without having one (installs Triton)
 	$(PIP) "triton>=3.6"
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/deployments/talker/kernels tests/deployments/talker/sampling tests/deployments/codec/backends/test_triton.py
 	$(BIN)/python -m pytest -q tests/deployments/gpu
@@ -60,65 +60,65 @@ kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpr
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m "e2e and not faults" tests/e2e
 
-gpu: ## The tests that need a GPU, with PYTHON and its packages as they are (nine minutes on one H200)
+gpu: ## Tests that need a GPU, with the packages of PYTHON (nine minutes on one H200)
 	$(PYTHON) -m pytest -q -p no:benchmark -n 8 -m "gpu and not whole_gpu" tests/deployments
 	$(PYTHON) -m pytest -q -p no:benchmark -m whole_gpu tests/deployments
 
-scale: $(VENV)/.installed-dev ## Pools that grow and shrink under load, with real Ray Serve: minutes
+scale: $(VENV)/.installed-dev ## Autoscaling of pools under load, with real Ray Serve (minutes)
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m scale tests/scale
 
-metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scrapes the metrics
+metrics: $(VENV)/.installed-dev ## Scrape the metrics with Prometheus (installed with apt-get)
 	$(BIN)/python -m pytest -q -m prometheus tests/prometheus
 
-faults: $(VENV)/.installed-dev ## Kill, cancel and update replicas and hosts under load: no listener may notice (35 minutes; TALKRAY_KILLS=20 TALKRAY_KILLED="jobs|talker" for more kills of some)
+faults: $(VENV)/.installed-dev ## Kill, cancel and update replicas and hosts under load, without audible effect (35 minutes; more kills of some: TALKRAY_KILLS=20 TALKRAY_KILLED="jobs|talker")
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m "faults and not hostile" tests/faults
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m faults tests/e2e
 
-hostile: $(VENV)/.installed-dev ## What one client can do to all others: attacks while four listen (twelve minutes, eight cores; TALKRAY_ATTACKS="tags|batch" for some)
+hostile: $(VENV)/.installed-dev ## Attacks by one client while four others listen (twelve minutes, eight cores; only some: TALKRAY_ATTACKS="tags|batch")
 	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m hostile tests/faults
 
-fleet: $(VENV)/.installed-dev ## Nodes in namespaces that join, leave and die, a head that dies, clouds that are not there (root; half an hour)
+fleet: $(VENV)/.installed-dev ## Loss of nodes and of the head node in network namespaces, and simulated clouds (root; half an hour)
 	$(PIP) --editable '.[fleet]'
-	@command -v redis-server >/dev/null || apt-get install -y redis-server || { echo "redis-server is missing: Ray's store of the head"; exit 1; }
+	@command -v redis-server >/dev/null || apt-get install -y redis-server || { echo "redis-server is missing. It stores the state of Ray's head node"; exit 1; }
 	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m fleet tests/fleet
 
-cluster-check: $(VENV)/.installed-dev ## All of cluster/ by the schemas and rules of those who read it: offline, needs kubectl or kustomize
+cluster-check: $(VENV)/.installed-dev ## Validate all files in cluster/ offline (needs kubectl or kustomize)
 	$(BIN)/python -m tools.cluster_check
 
-docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are printed, in a fresh clone (a quarter of an hour; ports 6379, 8000 and 8265 must be free)
+docs: $(VENV)/.installed-dev ## Run the commands of README and docs unchanged in a fresh clone (a quarter of an hour; needs ports 6379, 8000 and 8265)
 	$(BIN)/python -m pytest -v -o faulthandler_timeout=0 tests/test_docs_commands.py
 
-clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients, with Node 22 by npm; 20 minutes)
+clients: $(VENV)/.installed-dev ## The latest client libraries, unmodified, against a server (installed in .clients, with Node 22 from npm; 20 minutes)
 	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m clients tests/clients
 
-peers: $(VENV)/.installed-dev ## Suites of other speech servers against a server here (make peers PEERS=FOLDER; without a folder it says how to get them)
+peers: $(VENV)/.installed-dev ## Test suites of other speech servers against a local server (make peers PEERS=FOLDER; without a folder, explains how to get them)
 	@$(BIN)/python -m tools.experiments.peers $(PEERS)
 
-examples: $(VENV)/.installed-dev ## docs/examples as they are: agents, a telephone, a chat, a book, a batch (a part of `make clients`; five minutes)
+examples: $(VENV)/.installed-dev ## Run docs/examples unchanged: agents, telephony, chat, a book, a batch (part of `make clients`; five minutes)
 	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m clients tests/clients/test_examples.py
 
-page: $(VENV)/.installed-dev ## The page at `/` in Chromium and Firefox, against real servers (their packages go into .pages; ten minutes)
+page: $(VENV)/.installed-dev ## The page at `/` in Chromium and Firefox, against real servers (installed in .pages; ten minutes)
 	@command -v chromium firefox-esr pulseaudio ffmpeg >/dev/null || apt-get install -y --no-install-recommends chromium firefox-esr pulseaudio ffmpeg || { echo "chromium, firefox-esr, pulseaudio or ffmpeg is missing"; exit 1; }
 	npm install --silent --no-audit --no-fund --prefix .pages puppeteer-core@24.27.0 axe-core@4
 	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/serve_app/extensions/page
 
-fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
+fuzz: $(VENV)/.installed-dev ## At least 10,000 invalid requests of each kind (other requests: TALKRAY_FUZZ_SEED=1)
 	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz
 
-mutants: $(VENV)/.installed-dev ## Change the code at random places and list the changes that no unit test notices (make mutants SEED=1 COUNT=40: ten minutes on two cores)
+mutants: $(VENV)/.installed-dev ## Mutation testing: list random code changes that no unit test detects (make mutants SEED=1 COUNT=40: ten minutes on two cores)
 	$(PIP) "cosmic-ray>=8.7,<9"
 	nice $(BIN)/python -m tools.mutants --seed $(or $(SEED),1) --count $(or $(COUNT),40)
 
-audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network
+audit: $(BIN)/python ## Check the pinned versions for known vulnerabilities (needs the network)
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
-dist: $(VENV)/.installed-dev cross-compilers ## The files of a release, in dist/: sdist, wheels for x86-64 and aarch64, tested versions, checksums
+dist: $(VENV)/.installed-dev cross-compilers ## Build a release in dist/: sdist, wheels for x86-64 and aarch64, tested versions, checksums
 	@rm -rf dist
 	$(BIN)/python -m tools.dist dist
 
 WHEEL := build/wheel
-wheel-check: $(VENV)/.installed-dev ## This machine's wheel, installed beside the development packages, speaks (one minute)
+wheel-check: $(VENV)/.installed-dev ## Install this machine's wheel and synthesize speech (one minute)
 	@rm -rf $(WHEEL)
 	$(BIN)/python -m tools.dist $(WHEEL)/dist --machine $$(uname -m)
 	$(BIN)/python -m venv --without-pip $(WHEEL)/venv
@@ -127,7 +127,7 @@ wheel-check: $(VENV)/.installed-dev ## This machine's wheel, installed beside th
 	cd / && $(CURDIR)/$(WHEEL)/venv/bin/python -c "import serve_app; assert '$(WHEEL)' in serve_app.__file__, serve_app.__file__"
 	TALKRAY_COMMAND=$(CURDIR)/$(WHEEL)/venv/bin/talkray $(BIN)/python -m pytest -q tests/e2e/commands/test_command_line.py::test_a_start_says_how_to_speak
 
-release-check: dist ## The wheel and the sdist, in empty environments, speak (PYTHONS="python3.13 python3.14"; needs the network)
+release-check: dist ## Install the wheel and the sdist in empty environments and synthesize speech (PYTHONS="python3.13 python3.14"; needs the network)
 	for python in $(or $(PYTHONS),$(PYTHON)); do for file in dist/*$$(uname -m).whl dist/*.tar.gz; do \
 	  echo "$$($$python --version): $$file" && rm -rf build/release && $$python -m venv build/release && \
 	  build/release/bin/pip install --quiet --disable-pip-version-check $$file --constraint constraints.txt && \
@@ -135,46 +135,46 @@ release-check: dist ## The wheel and the sdist, in empty environments, speak (PY
 	  || exit 1; done; done
 
 IMAGE = talkray:$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)-cpu
-image-check: ## The cpu image, which cluster/check-image.sh says how to build, as any user on a read-only root (root; two minutes)
+image-check: ## Run the cpu image (built as in cluster/check-image.sh) as any user on a read-only file system (root; two minutes)
 	cluster/check-image.sh $(IMAGE)
 
-image-audit: $(BIN)/python ## Known vulnerabilities in the cpu image's packages, and a CycloneDX file of them in build/ (root); needs the network
+image-audit: $(BIN)/python ## Check the cpu image's packages for known vulnerabilities, and list them in build/ as CycloneDX (root; needs the network)
 	$(PIP) pip-audit
 	@mkdir -p build
 	container=$$(buildah from --pull-never $(IMAGE)); packages=$$(buildah mount $$container)/opt/talkray/lib/python3*/site-packages; \
 	  $(BIN)/pip-audit --vulnerability-service osv --path $$packages --format cyclonedx-json --output build/image-sbom.json \
 	  --progress-spinner off; status=$$?; buildah rm $$container >/dev/null; exit $$status
 
-sbom: $(VENV)/.installed-dev ## What serving needs, as a CycloneDX file in build/, and its licences in docs/licences.md; needs the network
+sbom: $(VENV)/.installed-dev ## Write a CycloneDX bill of materials to build/, and the licences to docs/licences.md (needs the network)
 	$(PIP) "cyclonedx-bom>=7"
 	@mkdir -p build
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --gather-license-texts --output-reproducible --output-file build/sbom.json $(BIN)/python
 	$(BIN)/python -m tools.licences build/sbom.json
 
-report-faults: $(VENV)/.installed-dev ## talkray report with ten planted faults: hours on two cores (TALKRAY_FAULTS="clipped|late" for some, TALKRAY_REPORT="--only speed" for options)
+report-faults: $(VENV)/.installed-dev ## Run `talkray report` with each of ten injected faults (hours on two cores; only some: TALKRAY_FAULTS="clipped|late"; options: TALKRAY_REPORT="--only speed")
 	$(BIN)/pip install --quiet --no-deps Resemblyzer==0.1.4
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m report tests/tools/report
 
-listen: $(VENV)/.installed-dev ## Listen to every way in which audio comes to a client, to a book and to joints: hours (needs ffmpeg; options: make listen ARGS="--model DIR --language german")
-	@command -v ffmpeg >/dev/null || apt-get install -y ffmpeg || { echo "ffmpeg is missing: it converts plain PCM for comparison"; exit 1; }
+listen: $(VENV)/.installed-dev ## Transcribe the audio of every endpoint and format, of a book and of joints (hours; needs ffmpeg; options: make listen ARGS="--model DIR --language german")
+	@command -v ffmpeg >/dev/null || apt-get install -y ffmpeg || { echo "ffmpeg is missing: it converts raw PCM for comparison"; exit 1; }
 	nice -n 19 $(BIN)/python -m tools.listening $(ARGS)
 	nice -n 19 $(BIN)/python -m tools.listening.joints --joints 50
 
 PARITY_STAMP := tests/parity/passed
-parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity); commit the stamp that it writes
+parity: $(VENV)/.installed-dev ## Compare with the official package in a separate environment (.parity). Commit the stamp file that it writes
 	$(BIN)/python -m tools.experiments.parity.run
 	@$(MAKE) --no-print-directory parity-digest >$(PARITY_STAMP)
 
-parity-digest: ## What `make parity` depends on, as one digest
+parity-digest: ## Print a digest of the files that `make parity` depends on
 	@git ls-files -z deployments tools/experiments/parity constraints.txt | xargs -0 sha256sum | sha256sum | cut -d' ' -f1
 
-step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
+step-load: $(VENV)/.installed-dev ## Report on a load of 1x, 5x, 1x on a server that scales (four minutes)
 	$(BIN)/python -m tools.experiments.load step step-load-$$(date +%Y%m%d-%H%M%S) 0.6
 
-overload: $(VENV)/.installed-dev ## The capacity, twice that for a minute, and a report (six minutes; make overload RATE=3 knows it)
+overload: $(VENV)/.installed-dev ## Report on a minute at twice the capacity, which is measured first (six minutes; known capacity: make overload RATE=3)
 	$(BIN)/python -m tools.experiments.load overload overload-$$(date +%Y%m%d-%H%M%S) $(RATE)
 
-simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a server on this machine (ten minutes)
+simulate-check: $(VENV)/.installed-dev ## Compare the load test's simulator with a local server (ten minutes)
 	$(BIN)/python -m tools.experiments.load simulate-check simulate-check-$$(date +%Y%m%d-%H%M%S)
 
 clean: ## Remove environments, caches and build output

@@ -97,10 +97,7 @@ def _check_default_voice(config: AppConfig, models: list[str]) -> None:
 def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
     codecs = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
     talker_options = options(
-        own.talker_pool,
-        own.talker_requests,
-        scaling=talker_scaling(own),
-        callers=config.ingress_pool.replicas + codecs,
+        own.talker_pool, own.talker_requests, scaling=talker_scaling(own), callers=config.ingress_pool.replicas + codecs
     )
     deployment = serve.deployment(name=_of_model("Talker", name), **talker_options, **_ROUTING)(TalkerReplica)
     return deployment.bind(own.model, own.talker, name, makes_audio=own.codec.placement != "pool")

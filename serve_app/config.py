@@ -25,8 +25,6 @@ PositiveSeconds = Annotated[float, Field(gt=0)]
 
 CLONE_ALIAS = "qwen3-tts-clone"  # selects any loaded Base checkpoint
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers omit these ports in an origin
-LEAST_SEGMENT_CHARS = 50
-Markup = Literal["auto", "none", "ssml"]
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 

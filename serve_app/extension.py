@@ -15,8 +15,10 @@ from starlette.websockets import WebSocket
 from deployments.config import Strict
 from deployments.protocol import ModelInfo
 from serve_app.api.access.callers import Granted
+from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.resolver import Draft, Resolver
+from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
 from serve_app.speech.model_state import ModelState, ready
@@ -45,7 +47,7 @@ class Route:
     operation: str  # method and path: "POST /v1/speak"
     answer: Callable[..., Awaitable[object]]
     summary: str | None = None  # None: hidden in /docs
-    docs: dict[str, Any] = field(default_factory=dict)  # merged into FastAPI's OpenAPI
+    docs: dict[str, Any] | Callable[[type[SpeechBody]], dict[str, Any]] = field(default_factory=dict)  # for OpenAPI
     json_field: str | None = None  # for a JsonRoute; None: answers all other requests to the operation
     charge: Charge = Charge.REQUEST  # applies to GET and HEAD
 
@@ -104,6 +106,7 @@ class Dialect:
     sockets: tuple[tuple[str, type[SocketKind]], ...] = ()  # by path; a path may have one kind per subprotocol
     heading: str | None = None  # heading in /docs; None: the name
     key_headers: tuple[str, ...] = ()  # in addition to `Authorization`
+    key_parameters: tuple[str, ...] = ()  # query parameters of WebSockets with keys
     key_protocols: tuple[str, ...] = ()  # prefixes of keys in subprotocols, because browsers cannot set headers
     public_paths: tuple[str, ...] = ()  # readable without a key
     sample: Sample | None = None
@@ -169,11 +172,11 @@ class ExtensionState:
     def install(self, resolver: Resolver) -> None:
         """Install this extension's per-request steps. Called once."""
 
-    async def resolve(self, draft: Draft) -> Draft:
+    async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
         """Run the extension's last step for an utterance, after the steps of earlier extensions. Errors other than
         TalkrayError become status 500 with the extension's name.
         """
-        return draft
+        return utterance
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Observer | None:
         """Return an observer of an utterance's PCM chunks, or None. Called before synthesis, but not for text without

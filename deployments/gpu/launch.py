@@ -7,7 +7,9 @@ bypass the L1 cache, which may be stale (`cache_modifier=".cg"`). Results of the
 kernels against these rules.
 """
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -27,6 +29,16 @@ def shared_bytes(device: torch.device) -> int:
         return 0
     index = torch.cuda.current_device() if device.index is None else device.index
     return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+def hash_helpers(*helpers: Callable[..., Any]) -> None:
+    """Fix the keys that kernels calling `helpers` have in Triton's cache.
+
+    A key depends on whether a kernel's helpers have been hashed before the kernel. Processes that launch kernels in
+    another order, such as those of `compile_ahead`, would compile such a kernel again.
+    """
+    for helper in helpers:
+        getattr(helper, "cache_key", None)  # the interpreter's functions have none
 
 
 @triton.jit

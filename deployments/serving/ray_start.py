@@ -13,6 +13,8 @@ from ray.serve._private import api, client
 from deployments.errors import StartError
 
 _POLL_S = 0.25
+# Processes of Ray that nothing here uses. `ray.init` would wait three seconds for the first.
+_UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 _starting: list[Node] = []
 # Ports for Ray's agents. If Ray chooses a port itself, the raylet exits unless the agent reports it within 15 s.
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
@@ -20,6 +22,7 @@ AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_lis
 
 def extend_start_timeouts(patience_s: float, agent_ports: Sequence[int]) -> None:
     """Extend the time limits of `ray.init` and of Serve's proxy to `patience_s`, and register parts for `ended_part`.
+    Ray starts without its dashboard, cluster autoscaler and log monitor.
 
     `agent_ports` are free ports, one for each of AGENT_PORTS. After `patience_s`, `ray.init` raises StartError and
     Serve raises TimeoutError.
@@ -46,6 +49,8 @@ def extend_start_timeouts(patience_s: float, agent_ports: Sequence[int]) -> None
 
         return asked
 
+    for name in _UNUSED:
+        setattr(Node, name, lambda started, **options: None)
     Node.start_head_processes = remembered
     services.get_node = patient(services.get_node)
     # `wait_for_persisted_port` blocks all other threads while waiting, so it is called repeatedly with short waits.

@@ -18,7 +18,7 @@ from serve_app.api.access.access_control import AccessControl
 from serve_app.api.access.callers import VISITOR
 from serve_app.api.catalogue import check_default, check_model, not_loaded
 from serve_app.api.context import HeadAsGet, RequestContext, state_of
-from serve_app.api.docs_page import DOCS_PATHS, docs_routes
+from serve_app.api.docs_page import docs_routes
 from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
 from serve_app.api.request_record import RequestRecord
@@ -87,12 +87,7 @@ def create_api(
     api.state.opened = states
     api.add_middleware(HeadAsGet)
     api.add_middleware(
-        AccessControl,
-        settings=settings,
-        key_headers=tuple(name for dialect in dialects for name in dialect.key_headers),
-        key_protocols=tuple(prefix for dialect in dialects for prefix in dialect.key_protocols),
-        public_paths=DOCS_PATHS.union(path for dialect in dialects for path in dialect.public_paths),
-        grants=[state.grant for state in joined.values()],
+        AccessControl, settings=settings, dialects=dialects, grants=[state.grant for state in joined.values()]
     )
     if settings.access.allowed_origins:
         api.add_middleware(

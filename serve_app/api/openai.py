@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.catalogue import Voice, all_voices, matches_model, not_loaded, page_of_voices, unpinned
-from serve_app.api.openai_docs import SAMPLE, SPEECH_DOCS
+from serve_app.api.openai_docs import SAMPLE, speech_docs
 from serve_app.api.parsing.client_input import switch
 from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.responses.listing import Paging, json_in_thread
@@ -47,11 +47,12 @@ def _accept(request: Request) -> str:
 SPEECH_DIALECT = Dialect(
     "OpenAI",
     routes=(
-        JsonRoute("POST /v1/audio/speech", create_speech, "Speak a text", docs=SPEECH_DOCS),
+        JsonRoute("POST /v1/audio/speech", create_speech, "Speak a text", docs=speech_docs),
         JsonRoute("POST /openai/v1/audio/speech", create_speech),
         Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
     ),
     heading="Speech",
+    key_parameters=("api_key", "token"),
     sample=SAMPLE,
 )
 

@@ -7,12 +7,8 @@ from serve_app.extension import Sample
 # The page at `/docs` sends this example unchanged. A body with all fields would be rejected.
 _EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
 _ERROR = {"message": "the problem", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
-SPEECH_DOCS = {
+_DOCS = {
     "operationId": "speech_v1_audio_speech_post",  # sets method names in generated clients
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": SpeechBody.model_json_schema(), "example": _EXAMPLE}},
-    },
     "responses": {
         "200": {
             "description": "Audio in the requested format, or events with encoded audio.",
@@ -27,6 +23,18 @@ SPEECH_DOCS = {
         },
     },
 }
+
+
+def request_docs(body: type[SpeechBody]) -> dict[str, object]:
+    """Return the OpenAPI description of a request with this body."""
+    content = {"application/json": {"schema": body.model_json_schema(), "example": _EXAMPLE}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def speech_docs(body: type[SpeechBody]) -> dict[str, object]:
+    return {**request_docs(body), **_DOCS}
+
+
 SAMPLE = Sample(
     "/v1/audio/speech",
     body={"model": "tts-1", "input": "$text", "voice": "$voice", "response_format": "pcm"},

@@ -68,7 +68,7 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
             tags=[dialect.heading or dialect.name],
             summary=route.summary,
             include_in_schema=route.summary is not None,
-            openapi_extra=route.docs,
+            openapi_extra=route.docs(service.resolver.body) if callable(route.docs) else route.docs,
             dependencies=charging(route.charge if method in ("GET", "HEAD") else Charge.NOTHING),
             **returns,
         )

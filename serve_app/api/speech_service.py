@@ -10,7 +10,6 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from starlette.requests import HTTPConnection, Request
@@ -20,8 +19,9 @@ from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.parsing.client_input import object_of, read_body
 from serve_app.api.request_record import RequestRecord, start_marks
 from serve_app.api.resolve.make_utterance import build_utterance
-from serve_app.api.resolve.resolver import Draft, Resolver
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.speech.segments import Utterance
 
 
 class SpeechService:
@@ -48,7 +48,7 @@ class SpeechService:
 
     async def prepare_utterance(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None
-    ) -> Draft:
+    ) -> Utterance:
         """Build the utterance for a request, or for a socket message that has its own `record`. Raises InvalidRequest.
 
         On success, releases the upload slot of the request's body, and adds the utterance's characters, voice and seed
@@ -56,9 +56,9 @@ class SpeechService:
         """
         state = state_of(request)
         record = record or state.record
-        draft = await build_utterance(self.resolver, speech, request_id=record.request_id, client=state.caller.name)
+        utterance = await build_utterance(self.resolver, speech, request_id=record.request_id, client=state.caller.name)
         state.upload.release()
         record.characters += len(speech.body.input)
         record.usage.tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
-        record.note_speech(draft.utterance, speech.info, stored=speech.stored, speed=speech.delivery.speed)
-        return replace(draft, utterance=start_marks(draft.utterance, record.received_ns))
+        record.note_speech(utterance, speech.info, stored=speech.voice.stored, speed=speech.delivery.speed)
+        return start_marks(utterance, record.received_ns)

@@ -1,10 +1,12 @@
 """Interface of stored voices. The core has no stored voices; the extension `voices` provides them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deployments.errors import NotFound
 from deployments.protocol import ModelInfo, Reference
+from serve_app.text.languages import AUTO
 
 
 class ClonedVoice(Protocol):
@@ -46,6 +48,22 @@ class ClonedVoice(Protocol):
     def describe_take(self, words: str | None, *, is_tagged: bool) -> str:
         """Return the recording in use and the reason: a style tag or `words` named it, or it is the first recording."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenVoice:
+    """Voice of a request, and the language that it speaks."""
+
+    name: str | None  # for speakers, the model's own spelling
+    stored: ClonedVoice | None = None
+    reason: str | None = None  # why the voice differs from the requested voice
+    language: str | None = AUTO  # one of the model's languages, AUTO or DETECT; None: one that it does not speak
+    default: str | None = None  # `name`, if the request does not name a voice
+
+    @property
+    def ignored(self) -> dict[str, str]:
+        """The `reason`, by field."""
+        return {"voice": self.reason} if self.reason else {}
 
 
 class VoiceSource(Protocol):

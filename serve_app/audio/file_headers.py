@@ -37,10 +37,7 @@ def _info_chunk() -> bytes:
 @cache
 def id3_tag() -> bytes:
     """Return an ID3v2.4 tag in UTF-8 that marks the speech as synthetic. The tag precedes the first MP3 frame."""
-    texts = {
-        b"TXXX": f"\3digital_source_type\0{SYNTHETIC}",
-        b"COMM": f"\3eng\0{DISCLOSURE['comment']}",
-    }
+    texts = {b"TXXX": f"\3digital_source_type\0{SYNTHETIC}", b"COMM": f"\3eng\0{DISCLOSURE['comment']}"}
     frames = b"".join(name + _synchsafe(len(text)) + b"\0\0" + text.encode() for name, text in texts.items())
     return b"ID3\4\0\0" + _synchsafe(len(frames)) + frames
 

@@ -42,6 +42,7 @@ class Utterance:
     languages: tuple[str, ...] = ()  # candidates for per-segment detection; the utterance's language is the fallback
     joins: bool = False  # each segment continues from the previous segment's tail
     may_redraw: bool = False  # whether to repeat speech that ended badly: see `redraw`
+    ignored: Mapping[str, str] = field(default_factory=dict)  # further request fields without effect, and the reasons
     live_text: "LiveSegments | None" = None  # segments of text that the client is still writing
 
     def changed(self, **fields: Any) -> Self:

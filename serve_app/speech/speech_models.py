@@ -145,10 +145,8 @@ class SpeechModels:
         allowed.
         """
         admissions = [model.admission for model in self._models.values()]
-        speaking, streams = (
-            sum(admission.num_speaking for admission in admissions),
-            sum(admission.num_streams for admission in admissions),
-        )
+        speaking = sum(admission.num_speaking for admission in admissions)
+        streams = sum(admission.num_streams for admission in admissions)
         return speaking, streams - speaking, sum(admission.settings.max_streams for admission in admissions)
 
     def states(self) -> dict[str, ModelState]:

@@ -20,9 +20,6 @@ KINDS = {
     "GCS": GCS,
     "runtime env agent": "ray::RuntimeEnvAgent",
     "dashboard agent": "ray::DashboardAgent",
-    "dashboard": "dashboard/dashboard.py",
-    "log monitor": "_private/log_monitor.py",
-    "autoscaler monitor": "_private/monitor.py",
     "driver": "serve_app.cli.serve.driver",
 }
 

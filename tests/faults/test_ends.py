@@ -182,10 +182,7 @@ def speaks_through_another_ingress(server: black_box.ServerCommand) -> None:
 
 
 # Of Ray and Serve, in the command line: what is replaced or not needed, and what is neither.
-SPARED = (
-    "ServeController", "ray::ProxyActor", "_private/monitor.py", "_private/log_monitor.py",
-    "dashboard/dashboard.py",
-)  # fmt: skip
+SPARED = ("ServeController", "ray::ProxyActor")
 VITAL = ("serve_app.cli.serve.driver", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
 
 

@@ -10,14 +10,7 @@ from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicati
 from deployments.errors import StartError
 from serve_app import ingress
 from serve_app.app import build_app
-from serve_app.config import (
-    AccessSettings,
-    ApiSettings,
-    AppConfig,
-    ConfigError,
-    TalkerScalingConfig,
-    is_loopback,
-)
+from serve_app.config import AccessSettings, ApiSettings, AppConfig, ConfigError, TalkerScalingConfig, is_loopback
 from serve_app.config_file import read_config
 from serve_app.ingress import Ingress
 

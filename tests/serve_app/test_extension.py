@@ -21,9 +21,8 @@ from deployments.errors import InvalidRequest, StartError
 from deployments.protocol import ModelInfo
 from serve_app import extensions
 from serve_app.api.application import OWN_TAGS, create_api
-from serve_app.api.parsing.speech_body import EXTENSION_FIELDS
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.resolver import Draft
+from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.routing import dialects_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -208,8 +207,8 @@ class House(ExtensionState):
     def __init__(self, **methods: Callable[..., object]) -> None:
         self._methods = methods
 
-    async def resolve(self, draft: Draft) -> Draft:
-        return self._call("resolve", draft, draft)
+    async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Any:
+        return self._call("resolve", utterance, utterance)
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Any:
         return self._call("observe", None, utterance, info)
@@ -239,10 +238,9 @@ def fail(*_: object) -> None:
 
 @pytest.mark.parametrize("selected", [("default", "house:EXTENSION"), ("house:EXTENSION", "default")])
 async def test_a_step_comes_behind_built_in_ones(monkeypatch: pytest.MonkeyPatch, selected: tuple[str, ...]) -> None:
-    def shout(draft: Draft) -> Draft:
-        assert draft.utterance.joins, "the step of continuity came before"
-        text = draft.utterance.synthesis.text.upper()
-        return replace(draft, utterance=replace(draft.utterance.changed(text=text), spans=()))
+    def shout(utterance: Utterance) -> Utterance:
+        assert utterance.joins, "the step of continuity came before"
+        return replace(utterance.changed(text=utterance.synthesis.text.upper()), spans=())
 
     package(monkeypatch, open=lambda context: House(resolve=shout))
     synthesizer = FakeSynthesizer(script=utterance())
@@ -260,7 +258,7 @@ async def test_a_step_that_fails_fails_its_request_and_is_named(monkeypatch: pyt
 
 
 async def test_a_step_may_refuse_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(draft: Draft) -> Draft:
+    def refuse(utterance: Utterance) -> Utterance:
         raise InvalidRequest("input: not in this house.", "input")
 
     answer = await spoken(monkeypatch, resolve=refuse)
@@ -329,11 +327,13 @@ async def test_docs_show_our_own_routes_first() -> None:
         assert [tag["name"] for tag in (await client.get("/openapi.json")).json()["tags"]] == [*OWN_TAGS]
 
 
+EXTENSION_FIELDS = {"word_timestamps": True, "markup": "ssml", "text_normalization": "on", "lexicon": {"a": "b"}}
+EXTENSION_FIELDS |= {"max_segment_chars": 100, "previous_request_id": "one", "prepare": "auto"}
+
+
 @pytest.mark.parametrize("field", EXTENSION_FIELDS)
 async def test_the_core_alone_names_the_fields_that_extensions_read(field: str) -> None:
-    values = {"word_timestamps": True, "markup": "ssml", "text_normalization": "on", "lexicon": {"a": "b"}}
-    values |= {"max_segment_chars": 100, "previous_request_id": "one", "prepare": "auto"}
-    body = {**BODY, field: values[field], "stream_format": "sse"}
+    body = {**BODY, field: EXTENSION_FIELDS[field], "stream_format": "sse"}
     async with client_for(FakeSynthesizer(script=utterance()), ApiSettings(extensions=())) as client:
         alone = await client.post(SPEECH, json=body)
     assert alone.status_code == 200

@@ -1,6 +1,8 @@
 """Loading of a codec replica's decoder, and of its encoder if the checkpoint supports cloning."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from math import inf
 from pathlib import Path
 
@@ -34,9 +36,9 @@ class Codec:
     """Loaded speech tokenizer with caches of reference recordings."""
 
     directory: Path
-    decoder: CodecDecoder
+    config: SpeechTokenizerConfig
+    load_decoder: Callable[[], CodecDecoder]  # loads it once; later calls return the same decoder
     encoder: CodecEncoder | None
-    sample_rate: int
     warm_up_result: WarmUpResult = field(default_factory=WarmUpResult)
     references: RecordingCache[Codes] = field(default_factory=lambda: RecordingCache(max_bytes=_CODES_BYTES))
     states: RecordingCache[DecoderState] = field(  # by key and codes, because two replicas' encoders may differ
@@ -44,8 +46,9 @@ class Codec:
     )
 
     @property
-    def frame_s(self) -> float:
-        return self.decoder.frame_samples / self.sample_rate
+    def decoder(self) -> CodecDecoder:
+        """The decoder. With `inline` placement, the first use loads it, which blocks."""
+        return self.load_decoder()
 
     def read(self, reference: Reference) -> tuple[Codes, DecoderState]:
         """Return codes [frames, num_code_groups] of a recording, and the decoder's state after the codes."""
@@ -81,30 +84,40 @@ def _state_bytes(state: DecoderState) -> int:
 
 def load_codec(model: str, config: CodecConfig) -> Codec:
     """Find and load the speech tokenizer of `model`. Raises CheckpointError."""
-    torch.set_num_threads(_INLINE_THREADS if config.placement == "inline" else 1)
+    is_inline = config.placement == "inline"
+    torch.set_num_threads(_INLINE_THREADS if is_inline else 1)
     checkpoint = locate(model, report=lambda line: report_stage(f"codec: {line}"))
     directory = checkpoint / "speech_tokenizer"
-    device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
-    decoder = _load_decoder(directory, config, device)
+    load = cache(partial(_load_decoder, directory, config))
+    encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None
+    warm_up_result = WarmUpResult()
+    if not is_inline:  # otherwise this replica only encodes, and needs the decoder only to replace a lost replica
+        decoder = load()
+        if not decodes_in_processes(config):
+            warm_up_result = warm_up(decoder, chosen_ramp(config.workers), longest_call_s(config.workers))
+    return Codec(directory, SpeechTokenizerConfig.load(directory), load, encoder, warm_up_result)
+
+
+def device_of(config: CodecConfig) -> str:
+    """Return the device of a codec replica's decoder, "cpu" or a CUDA device."""
+    return "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
+
+
+def decodes_in_processes(config: CodecConfig) -> bool:
+    """Return whether a replica's workers are processes. Worker processes run their own warm-up."""
+    return config.workers > 1 and config.placement != "inline" and device_of(config) == "cpu"
+
+
+def _load_decoder(directory: Path, config: CodecConfig) -> CodecDecoder:
+    decoder = _choose_precision(load_decoder(directory, device=device_of(config)), config)
     metrics.PRECISION.record(1, pool="codec", precision=decoder.precision)
     if decoder.backend.advice:
         report_stage(f"codec: {decoder.backend.advice}")
-    encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None
-    # With `inline` placement this replica decodes nothing, so it needs no warm-up.
-    warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
-    warm_up_result = (
-        warm_up(decoder, chosen_ramp(config.workers), longest_call_s(config.workers)) if warms else WarmUpResult()
-    )
-    return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, warm_up_result)
+    return decoder
 
 
-def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:
-    """Return whether a replica's workers are processes. Worker processes run their own warm-up."""
-    return config.workers > 1 and config.placement != "inline" and decoder.device.type == "cpu"
-
-
-def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
-    exact, failed = load_decoder(directory, device=device), ""
+def _choose_precision(exact: CodecDecoder, config: CodecConfig) -> CodecDecoder:
+    failed = ""
     available = exact.backend.precisions(exact.device)
     if config.precision not in ("auto", exact.precision, *available):
         needed = {"bfloat16": "a CPU with AVX512-BF16 or AMX"}.get(config.precision, "a GPU")

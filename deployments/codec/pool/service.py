@@ -10,7 +10,7 @@ import numpy as np
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import ChunkPlan
-from deployments.codec.pool.codec import decodes_in_processes, load_codec
+from deployments.codec.pool.codec import decodes_in_processes, device_of, load_codec
 from deployments.codec.pool.gate import DecodeGate
 from deployments.codec.pool.ramps import MANY_WORKERS, chosen_ramp, fitted_ramp, longest_call_s
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
@@ -87,19 +87,19 @@ class CodecService:
         self._ramp = chosen_ramp(config.workers)
         self._repaired = 0
         self._shares_calls = config.workers >= MANY_WORKERS
-        decoder, warm_up_result = self._codec.decoder, self._codec.warm_up_result
-        self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
+        warm_up_result = self._codec.warm_up_result
+        self.workers = Workers(config.workers, on_gpu=device_of(config) != "cpu")
         self._readers = Workers(config.workers, on_gpu=False)  # for recordings, separate from chunk decoding
         self._processes: WorkerProcesses | None = None
-        if decodes_in_processes(config, decoder):
-            longest_s = longest_call_s(config.workers)
+        if decodes_in_processes(config):
+            decoder, longest_s = self._codec.decoder, longest_call_s(config.workers)
             choice = DecoderChoice(str(self._codec.directory), decoder.precision, self._ramp, longest_s)
             self._processes = WorkerProcesses(config.workers, decoder, choice)
             warm_up_result = self._processes.warm_up_result
         self.gate = DecodeGate(
             decode,
             workers=config.workers,
-            frame_s=self._codec.frame_s,
+            frame_s=self.frame_s,
             largest=warm_up_result.largest_batches,
             tried_s=warm_up_result.seconds_per_frame,
         )
@@ -110,7 +110,7 @@ class CodecService:
 
     @property
     def frame_s(self) -> float:
-        return self._codec.frame_s
+        return self._codec.config.frame_s
 
     def placement_of(self, model: str) -> Placement:
         """Return the placement for one of several models, or for the only model."""
@@ -129,7 +129,7 @@ class CodecService:
         """Yield the audio of one segment, made from the frames of `generate`. Raises the errors of `generate`."""
         reference_codes, state = await self._begin(request)
         start = self._start(request.resume, reference_codes, state)
-        frame_samples, sample_rate = self._codec.decoder.frame_samples, self._codec.sample_rate
+        frame_samples, sample_rate = self._codec.config.frame_samples, self._codec.config.sample_rate
         trims = not request.leading_silence and not start.position
         costs, wait_s = self.gate.seconds_per_frame, self.gate.wait_s
         ramp = fitted_ramp(self._ramp, costs, wait_s=wait_s, frame_s=self.frame_s, shared=self._shares_calls)

@@ -12,6 +12,7 @@ from deployments.talker.state.batch_state import OPTION_COLUMNS, WIDE, BatchOpti
 _IGNORE_EOS, _PENALTY = tl.constexpr(Columns.IGNORE_EOS), tl.constexpr(Columns.PENALTY)
 _POSITION, _FRAME = tl.constexpr(Columns.POSITION), tl.constexpr(Columns.FRAME)
 _NUM_TRAILING, _HEADER = tl.constexpr(Columns.NUM_TRAILING), tl.constexpr(Columns.HEADER)
+_ALIGNMENT = 16  # bytes; Triton compiles kernels for unaligned pointers separately
 _FILTERS, _NUM_OPTIONS = tl.constexpr(Columns.FILTERS), tl.constexpr(2 * len(OPTION_COLUMNS))
 
 
@@ -111,7 +112,8 @@ class StateKernels:
         self._inputs = torch.zeros_like(self._hidden)
         self._seeds, self._frames, self._slot_mapping = torch.zeros((3, num_rows), dtype=torch.long, device=device)
         self._penalty = torch.ones((num_rows, 1), dtype=torch.float32, device=device)
-        self._ignore_eos, self._is_finite = torch.zeros((2, num_rows), dtype=torch.bool, device=device)
+        aligned = _ALIGNMENT * -(-num_rows // _ALIGNMENT)
+        self._ignore_eos, self._is_finite = torch.zeros((2, aligned), dtype=torch.bool, device=device)
         self._options = torch.zeros((num_rows, 2, len(OPTION_COLUMNS)), dtype=torch.int32, device=device)
         self._positions, self._lengths = torch.zeros((2, num_rows), dtype=torch.int32, device=device)
         self._tables = torch.zeros((num_rows, state.size.blocks), dtype=torch.int32, device=device)

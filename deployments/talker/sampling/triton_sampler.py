@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.random import philox_impl
 
-from deployments.gpu.launch import wait_for_predecessor
+from deployments.gpu.launch import hash_helpers, wait_for_predecessor
 from deployments.talker.kernels.matmul import Activations
 from deployments.talker.sampling.torch_sampler import NoiseKey
 from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions
@@ -98,6 +98,9 @@ def _embed(row, code, table, inputs, squares, width: tl.constexpr, block: tl.con
     tl.store(inputs + row * width + column, projected, mask=column < width)
     exact = projected.to(tl.float32)
     tl.store(squares + row, tl.sum(exact * exact))
+
+
+hash_helpers(_noise, _ordered, _last_of, _choose, _embed)
 
 
 @triton.jit(do_not_specialize=["codebook"])

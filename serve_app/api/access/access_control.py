@@ -14,6 +14,7 @@ from deployments.serving import metrics
 from serve_app.api.access.callers import EVERYBODY, STRANGER, VISITOR, Caller, Granted, Meter, Meters, Visitor
 from serve_app.api.access.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.api.context import state_of
+from serve_app.api.docs_page import DOCS_PATHS
 from serve_app.api.error_replies import (
     POLICY_VIOLATION,
     TRY_AGAIN_LATER,
@@ -25,10 +26,11 @@ from serve_app.api.error_replies import (
 from serve_app.api.headers import FORWARDED_FOR_HEADER
 from serve_app.api.parsing.uploads import Upload, Uploads
 from serve_app.config import ApiSettings
+from serve_app.extension import Dialect
 
 # Paths that need no API key: probes send none, Open WebUI requests the two lists without a key, and a browser cannot
 # send a key when it loads a page.
-EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"})
+EXEMPT = DOCS_PATHS | frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"})
 
 _READING = ("GET", "HEAD")
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
@@ -36,8 +38,6 @@ _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy rejects more than about 15,000 bytes
 
 _SCHEMES = ("bearer", "token")
-# Browsers cannot set WebSocket headers, so WebSockets also accept a key in the query or as a subprotocol.
-_KEY_PARAMETERS = ("api_key", "token", "access_token", "single_use_token")
 
 _CLIENT_BITS = 64  # prefix length of the network that counts as one IPv6 client
 
@@ -55,19 +55,19 @@ class AccessControl:
         app: ASGIApp,
         *,
         settings: ApiSettings,
-        key_headers: Sequence[str],
-        key_protocols: Sequence[str],
-        public_paths: frozenset[str],
+        dialects: Sequence[Dialect],
         grants: Sequence[Callable[[str, Scope], Granted | None]],
     ) -> None:
-        """Accept keys in `key_headers` in addition to `Authorization`. A WebSocket may also offer its key as a
-        subprotocol, alone or after a prefix in `key_protocols`. GET requests to EXEMPT and `public_paths` need no key.
+        """Accept keys where the `dialects` have them, in addition to `Authorization`. A WebSocket may also offer its
+        key as a subprotocol, alone or after a known prefix. GET requests to EXEMPT and public paths need no key.
         `grants`: see `ExtensionState.grant`.
         """
         self._grants = grants
-        self._public = EXEMPT | public_paths
+        self._public = EXEMPT.union(path for dialect in dialects for path in dialect.public_paths)
         self._app = app
-        self._key_headers, self._key_protocols = key_headers, key_protocols
+        self._key_headers = [name for dialect in dialects for name in dialect.key_headers]
+        self._key_parameters = [name for dialect in dialects for name in dialect.key_parameters]
+        self._key_protocols = tuple(prefix for dialect in dialects for prefix in dialect.key_protocols)
         self._access, self._admission = settings.access, settings.admission
         self._keys = Keys(settings.access.keys_file) if settings.access.keys_file else None
         self._of_keys = Meters("key", "This API key")
@@ -138,9 +138,9 @@ class AccessControl:
         if scheme.lower() in _SCHEMES:
             yield credentials.strip()
         yield from (headers[name] for name in self._key_headers if name in headers)
-        if scope["type"] == "websocket":
+        if scope["type"] == "websocket":  # browsers cannot set its headers
             query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-            yield from (query[name] for name in _KEY_PARAMETERS if name in query)
+            yield from (query[name] for name in self._key_parameters if name in query)
             for protocol in self._with_keys(scope["subprotocols"]):
                 prefix = next((known for known in self._key_protocols if protocol.startswith(known)), "")
                 yield protocol.removeprefix(prefix)

@@ -1,9 +1,9 @@
-"""Body of a speech request: its fields, other servers' names for them, and the checks that do not need a model."""
+"""Body of a speech request: its fields, and the checks that do not need a model."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import (
     AliasChoices,
@@ -18,19 +18,13 @@ from pydantic import (
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
-from serve_app.api.parsing.client_input import plain_number, switch
+from serve_app.api.parsing.client_input import plain_number
 from serve_app.api.parsing.field_names import Names
-from serve_app.audio.clone_prompts import Preparation
 from serve_app.audio.formats import AudioFormat, OutputRate
-from serve_app.config import LEAST_SEGMENT_CHARS, ApiSettings, Markup
+from serve_app.config import ApiSettings
 from serve_app.text.characters import repair_surrogates
-from serve_app.text.languages import language_name
 
 Model = TypeVar("Model", bound=BaseModel)
-
-# Qwen3-TTS servers append the language to the model name, as in tts-1-hd-zh.
-_WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
-_KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
 
 
 def _voice_name(value: object) -> object:
@@ -83,81 +77,50 @@ class SpeechBody(BaseModel):
     ref_audio: Annotated[str | None, Field(validation_alias=AliasChoices("ref_audio", "reference_audio"))] = None
     ref_text: Annotated[str | None, Field(validation_alias=AliasChoices("ref_text", "reference_text"))] = None
     x_vector_only_mode: bool = False
-    prepare: Preparation | None = None  # preparation of ref_audio; None: "none"
     non_streaming_mode: bool | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     ignore_eos: bool = False
     leading_silence: bool = False
     word_timestamps: bool = False  # send events with word timestamps
-    markup: Markup | None = None  # None: use the server's setting
-    text_normalization: Literal["on", "off"] | None = None  # on: write numbers and symbols as words
-    lexicon: dict[str, str] | None = None  # pronunciations by word
-    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: use the server's setting
-    previous_request_id: str | None = None  # continue from where this request ended
     # `_with_sampling` adds do_sample, temperature, top_k and the other fields of `Sampling` (deployments/protocol.py).
+    # Extensions add the fields that only they read: see `with_fields`.
 
     @property
     def sampling(self) -> Sampling:
         return Sampling(**{option.name: getattr(self, option.name) for option in fields(Sampling)})
 
+    def of(self, kind: type[Model]) -> Model:
+        """Return this body as `kind`, which an extension has added."""
+        assert isinstance(self, kind), f"{kind.__name__} are not in this body: see with_fields"
+        return self
+
 
 # Fields that replicas receive unchanged, as fields of SynthesisRequest with the same names.
 PASSED_ON = ("non_streaming_mode", "ignore_eos", "leading_silence")
-# Fields that only extensions read.
-EXTENSION_FIELDS = (
-    "prepare",
-    "word_timestamps",
-    "markup",
-    "text_normalization",
-    "lexicon",
-    "max_segment_chars",
-    "previous_request_id",
-)
-# Field names of SpeechBody and their aliases.
-SPEECH: Names = {
-    str(choice): name
-    for name, field in SpeechBody.model_fields.items()
-    for choice in (field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [name])
-}
-# The same, plus the names used by Dify and Kokoro-FastAPI, which also serve `/v1/audio/speech`.
-ALL_SPELLINGS: Names = {
-    **SPEECH,
-    "instruction": "instructions",
-    "lang_code": "language",
-    "ssml": None,
-    "normalization_options": None,
-}
 
 
-def in_our_spelling(fields: Mapping[str, object]) -> dict[str, object]:
-    """Replace other servers' names in `fields` with Talkray's own names. Raises InvalidRequest."""
-    ours = dict(fields)
-    if "instruction" in ours and "instructions" not in ours:  # Dify
-        ours["instructions"] = ours.pop("instruction")
-    code = ours.get("lang_code")
-    if not isinstance(code, str | None):
-        raise InvalidRequest("lang_code must be a string.", "lang_code")
-    if code is not None and "language" not in ours:  # Kokoro-FastAPI
-        ours["language"] = _KOKORO_LANGUAGES.get(code, code)
-        del ours["lang_code"]
-    if "ssml" in ours and switch(ours, "ssml") and "markup" not in ours:  # Kokoro-FastAPI
-        ours["markup"] = "ssml"
-    options = ours.get("normalization_options")
-    if isinstance(options, dict) and options.get("normalize") is not None:  # Kokoro-FastAPI
-        ours.setdefault("text_normalization", "on" if switch(options, "normalize") else "off")
-    model = ours.get("model")
-    named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
-    if named and language_name(named[2]) != named[2]:
-        ours["model"] = named[1]
-        ours.setdefault("language", named[2])
-    return ours
+@cache
+def with_fields(body: type[SpeechBody], more: type[BaseModel]) -> type[SpeechBody]:
+    """Add the fields of an extension to a body. `SpeechBody.of` returns them."""
+    bases = cast("tuple[type[SpeechBody], ...]", (more, body))
+    return create_model("SpeechBody", __base__=bases, __module__=__name__, __doc__=SpeechBody.__doc__)
 
 
-def parse_speech(fields: Mapping[str, object], settings: ApiSettings) -> SpeechBody:
+@cache
+def names_of(body: type[SpeechBody]) -> Names:
+    """Return the names of a body's fields, and their aliases."""
+    aliases = {
+        name: field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [name]
+        for name, field in body.model_fields.items()
+    }
+    return {str(alias): name for name, choices in aliases.items() for alias in choices}
+
+
+def parse_speech(kind: type[SpeechBody], fields: Mapping[str, object], settings: ApiSettings) -> SpeechBody:
     """Parse the fields of one utterance. Raises InvalidRequest naming the first invalid field. The text's length is
     checked before any other code reads it.
     """
-    body = validated(SpeechBody, fields)
+    body = validated(kind, fields)
     check_length("input", body.input, settings)
     return body
 

@@ -1,6 +1,6 @@
 """Resolution of body fields into a `SpeechRequest`, and of a `SpeechRequest` into an utterance for the replicas.
 
-`make_request.py` renames the fields (`parsing/field_names.py`), validates them (`parsing/speech_body.py`), and has
-`resolver.py` choose the model, `voice.py` choose the voice, and `Resolver.complete` read the text and list the fields
-without effect (`ignored_fields.py`). The result is in `speech_request.py`. `make_utterance.py` makes the utterance.
+`make_request.py` renames the fields (`parsing/field_names.py`), validates them (`parsing/speech_body.py`), chooses the
+model (`resolver.py`) and the voice (`voice.py`), reads the text, and lists the fields without effect
+(`ignored_fields.py`). The result is in `speech_request.py`. `make_utterance.py` makes the utterance.
 """

@@ -2,25 +2,24 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.headers import IGNORED_HEADER
 from serve_app.api.parsing.field_names import Names
-from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SpeechBody
-from serve_app.api.voice_source import ClonedVoice
+from serve_app.api.parsing.speech_body import SpeechBody
+from serve_app.api.voice_source import ChosenVoice
 from serve_app.text.languages import DETECT, has_region, looks_foreign
 from serve_app.text.spoken import SpokenText
 
-PREVIOUS = "previous_request_id"
-
 Reasons = dict[str, str]  # reasons by field name
+NO_CLONING = "the loaded model does not clone voices"
 _MOST_NAMED = 8
 _LONGEST_NAME = 40
 _CONTROL = re.compile(r"[^ -~]")
-_FOR_CLONING = ("ref_text", "x_vector_only_mode", "prepare")
+_FOR_CLONING = ("ref_text", "x_vector_only_mode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +28,16 @@ class Ignored:
 
     sent: Mapping[str, object]  # fields under the dialect's `names`
     names: Names
-    reasons: Reasons  # by the dialect's or Talkray's name of a field
+    reasons: Mapping[str, str]  # by the dialect's or Talkray's name of a field
 
-    def reasons_for(self, without_effect: Reasons, further: Names) -> Reasons:
+    def by_client_name(self, reasons: Mapping[str, str], further: Names) -> Reasons:
         """Return all ignored fields and the reasons, by the dialect's field names.
 
-        These are fields with one of the `reasons`, fields `without_effect` on this speech, and unknown fields.
-        `further`: known fields beyond the dialect's own.
+        These are fields with one of the `reasons`, and unknown fields. `further`: other known fields.
         """
         sent, names = self.sent, {**self.names, **further}
         client_names = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
-        spelled = {client_names.get(name, name): reason for name, reason in (without_effect | self.reasons).items()}
+        spelled = {client_names.get(name, name): reason for name, reason in reasons.items()}
         first = {name: client_names[ours] for name, ours in names.items() if ours is not None and name in sent}
         spelled |= {name: f"{other} was sent too" for name, other in first.items() if other != name}
         return with_unknown(sent, names, spelled)
@@ -62,20 +60,19 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
 
 
 def without_effect(
-    body: SpeechBody, info: ModelInfo, *, stored: ClonedVoice | None, language: str | None, read: Collection[str]
+    body: SpeechBody, info: ModelInfo, *, voice: ChosenVoice, instructions: str | None
 ) -> Iterator[tuple[str, str]]:
     """Yield fields that have no effect with this model and voice, or alongside other fields, and why. A later reason
-    for the same field takes precedence. `language`: see `SpeechRequest.language`. `read`: fields of EXTENSION_FIELDS
-    that an extension reads.
+    for the same field takes precedence. `instructions`: see `SpeechRequest`.
     """
-    sent = body.model_fields_set
-    if info.kind is not ModelKind.CUSTOM_VOICE and body.voice is not None and stored is None:
+    sent, stored = body.model_fields_set, voice.stored
+    if info.kind is not ModelKind.CUSTOM_VOICE and voice.name is not None and stored is None:
         yield "voice", "the loaded model has no named voices"
-    is_followed = info.supports_instructions or (stored is not None and stored.has_style(body.instructions))
-    if body.instructions and not is_followed:
+    is_followed = info.supports_instructions or (stored is not None and stored.has_style(instructions))
+    if instructions and not is_followed:
         yield "instructions", "the loaded model does not follow instructions"
     if info.kind is not ModelKind.BASE:
-        yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
+        yield from ((name, NO_CLONING) for name in _FOR_CLONING if name in sent)
     elif body.ref_text is not None and info.clones_by_vector:
         yield "ref_text", "the loaded model uses only the speaker embedding of a recording"
     elif body.ref_text is not None and body.x_vector_only_mode:
@@ -84,15 +81,10 @@ def without_effect(
         if getattr(body, switch) is False:
             options = (prefix + option for option in DRAWING_OPTIONS)
             yield from ((name, f"{switch} is false") for name in options if name in sent)
-    if (reason := _language_reason(body, info, language)) is not None:
+    if (reason := _language_reason(body, info, voice.language)) is not None:
         yield "language", reason
-    for name in EXTENSION_FIELDS:
-        if name in sent and getattr(body, name) and name not in read:
-            yield name, "no loaded extension reads this field"
     if stored is not None and body.ref_text is not None:
         yield "ref_text", "the stored voice has its own transcript"
-    if stored is not None and body.prepare is not None:
-        yield "prepare", "only applies to recordings in the request"
 
 
 def _language_reason(body: SpeechBody, info: ModelInfo, language: str | None) -> str | None:

@@ -2,26 +2,23 @@
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-from deployments.errors import TalkrayError
 from deployments.protocol import ModelInfo
 from serve_app.api import catalogue
-from serve_app.api.error_replies import ErrorKind, ExtensionError
 from serve_app.api.parsing.field_names import Names
 from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.resolve.ignored_fields import Ignored, Reasons, of_text, without_effect
-from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
-from serve_app.api.voice_source import ClonedVoice, NoVoices, VoiceSource
+from serve_app.api.resolve.ignored_fields import Reasons, of_text
+from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.api.voice_source import ChosenVoice, ClonedVoice, NoVoices, VoiceSource
 from serve_app.audio.clone_prompts import Decode
 from serve_app.config import ApiSettings
 from serve_app.speech.observers import WordSource
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
 from serve_app.text.characters import clean
-from serve_app.text.languages import AUTO
 from serve_app.text.spoken import SPOKEN_FORMS, UNSPOKEN, SpokenText, TextSpan
 
 
@@ -31,38 +28,40 @@ class WordTimer(Protocol):
     def __call__(self, source: SpokenText, info: ModelInfo, *, speed: float = 1.0) -> WordSource: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenVoice:
-    """Voice of a request, and the language that it speaks."""
-
-    name: str | None  # as in `SpeechBody.voice`; for speakers, the model's own spelling
-    stored: ClonedVoice | None = None
-    reason: str | None = None  # why the voice differs from the requested voice
-    language: str | None = AUTO  # see `SpeechRequest.language`
-
-    @property
-    def ignored(self) -> Reasons:
-        """The `reason`, by field."""
-        return {"voice": self.reason} if self.reason else {}
+Step = Callable[[SpeechRequest, Utterance], Awaitable[Utterance]]
+ReadText = Callable[["Resolver", SpeechBody, ModelInfo, ClonedVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Resolved request. Extensions' steps may change both fields."""
+async def choose_named_model(
+    resolver: "Resolver", hints: Mapping[str, object], *, sent: Mapping[str, object], lenient: bool = False
+) -> ModelInfo:
+    """Return the model that `hints` name, or the default model.
 
-    speech: SpeechRequest
-    utterance: Utterance
+    `hints`: SpeechBody fields, not validated yet if `lenient`. An unknown model name is then ignored. `sent`: the
+    client's fields, which extensions may read. Raises InvalidRequest, ModelNotFound, NotReady.
+    """
+    models, name = await resolver.models.infos(), hints.get("model")
+    if not isinstance(name, str):
+        return models[0]
+    named = next((info for info in models if catalogue.matches_model(name, info)), models[0])
+    if not lenient and not catalogue.is_known(name, named, resolver.settings):
+        raise catalogue.not_loaded(name, models, resolver.settings)
+    return named
 
 
-Step = Callable[[Draft], Awaitable[Draft]]
-# Implementation of `Resolver.read_text`.
-ReadText = Callable[[SpeechBody, ModelInfo, ClonedVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
+async def read_plain_text(
+    resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
+) -> tuple[SpokenText, Reasons]:
+    """Return the spoken part of `body.input`, and why the rest of it and some related fields have no effect.
 
-
-class StepFailed(ExtensionError):
-    """A step of an extension failed. The message names the extension."""
-
-    kind: ClassVar = ErrorKind(500, "server_error", "extension_failed")
+    The text is unchanged, or its numbers and symbols are replaced by the words that the model reads. Raises
+    InvalidRequest.
+    """
+    form = info.spoken_form
+    speak, count_lost = map(resolve_name, SPOKEN_FORMS[form]) if form else (clean, lambda text: 0)
+    text, lost = speak(body.input), count_lost(body.input)
+    spoken = SpokenText(body.input, (TextSpan(text),) if text else (), Counter({UNSPOKEN: lost} if lost else {}))
+    return spoken, of_text(spoken)
 
 
 @dataclass(slots=True)
@@ -72,92 +71,19 @@ class Resolver:
     models: SpeechModels
     settings: ApiSettings
     voices: VoiceSource = field(default_factory=NoVoices)
-    # Replacements for the methods `choose_model` and `read_text`, with the same arguments.
-    model_chooser: Callable[..., Awaitable[ModelInfo]] | None = None
-    text_reader: ReadText | None = None
+    # Extensions may replace these functions. Both take the resolver first, because jobs use a copy of it.
+    choose_model: Callable[..., Awaitable[ModelInfo]] = choose_named_model
+    read_text: ReadText = read_plain_text
     time_words: WordTimer | None = None  # None: word timestamps are unavailable
-    prepare_recording: Decode | None = None  # None: recordings are used as they are
+    # Returns the function that prepares the request's recording, or None to use it as it is.
+    preparation: Callable[[SpeechBody], Decode | None] = lambda body: None
     lexicon_for_all: Callable[[], Awaitable[Any]] | None = None  # returns a Lexicon of the extension `text`
-    # Additional SpeechBody fields that extensions read, and names of additional request fields.
-    fields: set[str] = field(default_factory=set)
-    further_fields: Names = field(default_factory=dict)
+    body: type[SpeechBody] = SpeechBody  # extensions add their fields `with_fields`
+    # Replaces other servers' names in a body of the core's dialect, and returns reasons for fields without effect.
+    translate: Callable[[Mapping[str, object]], tuple[dict[str, object], Reasons]] = lambda fields: (dict(fields), {})
+    spellings: Names = field(default_factory=dict)  # the names that `translate` replaces
+    further_fields: Names = field(default_factory=dict)  # names of additional fields, in all dialects
+    # Return the fields of extensions that have no effect on a request, and the reasons.
+    unused: list[Callable[[SpeechBody, ModelInfo, ChosenVoice], Reasons]] = field(default_factory=list)
     steps: dict[str, Step] = field(default_factory=dict)  # the final steps for each utterance, by extension
     on_discard: list[Callable[[Utterance], None]] = field(default_factory=list)  # called if the speech is not sent
-
-    async def choose_model(
-        self, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
-    ) -> ModelInfo:
-        """Return the model that `fields` name, or the default model. `fields` use SpeechBody's names.
-
-        If `lenient`, the fields are not validated yet, and an unknown model name is ignored. Raises InvalidRequest,
-        ModelNotFound, NotReady.
-        """
-        if self.model_chooser is not None:
-            return await self.model_chooser(fields, task_type=task_type, lenient=lenient)
-        models, name = await self.models.infos(), fields.get("model")
-        if not isinstance(name, str):
-            return models[0]
-        named = next((info for info in models if catalogue.matches_model(name, info)), models[0])
-        if not lenient and not catalogue.is_known(name, named, self.settings):
-            raise catalogue.not_loaded(name, models, self.settings)
-        return named
-
-    async def read_text(
-        self, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
-    ) -> tuple[SpokenText, Reasons]:
-        """Return the spoken part of `body.input`, and why the rest of it and some related fields have no effect.
-
-        The core speaks the text unchanged, or with numbers and symbols replaced by the words that the model reads.
-        Raises InvalidRequest.
-        """
-        if self.text_reader is not None:
-            return await self.text_reader(body, info, stored)
-        form = info.spoken_form
-        speak, count_lost = map(resolve_name, SPOKEN_FORMS[form]) if form else (clean, lambda text: 0)
-        text, lost = speak(body.input), count_lost(body.input)
-        left_out = Counter({UNSPOKEN: lost} if lost else {})
-        spoken = SpokenText(body.input, (TextSpan(text),) if text else (), left_out)
-        return spoken, of_text(spoken)
-
-    async def complete(
-        self, body: SpeechBody, info: ModelInfo, *, delivery: Delivery, ignored: Ignored, voice: ChosenVoice
-    ) -> SpeechRequest:
-        """Complete a request: read the text, use its style tag to select the recording, and list the fields without
-        effect.
-
-        `body` was parsed for the model `info`. `voice` replaces the voice in `body`. Raises the errors of `read_text`.
-        """
-        chosen_voice = None if body.voice else voice.name
-        body, stored = body.model_copy(update={"voice": voice.name}), voice.stored
-        spoken, unread = await self.read_text(body, info, stored)
-        if is_tagged := stored is not None and bool(spoken.style):
-            if body.instructions is not None:
-                ignored.reasons["instructions"] = "a style tag in the text selected the recording"
-            body = body.model_copy(update={"instructions": spoken.style})
-        ignored.reasons.update(unread)
-        unused = without_effect(body, info, stored=stored, language=voice.language, read=self.fields)
-        reasons = ignored.reasons_for(dict(unused), self.further_fields)
-        if self.time_words is None:  # `reasons` lists this field
-            body = body.model_copy(update={"word_timestamps": False})
-        return SpeechRequest(
-            info,
-            body,
-            replace(delivery, disclosed=self.settings.disclose_synthetic),
-            reasons,
-            spoken=spoken,
-            stored=stored,
-            language=voice.language,
-            is_tagged=is_tagged,
-            chosen_voice=chosen_voice,
-        )
-
-    async def run_steps(self, draft: Draft) -> Draft:
-        """Run the steps of all extensions. Raises StepFailed, and TalkrayError from a step."""
-        for name, step in self.steps.items():
-            try:
-                draft = await step(draft)
-            except TalkrayError:
-                raise
-            except Exception as error:
-                raise StepFailed(f"The extension {name} failed during this request.") from error
-        return draft

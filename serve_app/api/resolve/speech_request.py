@@ -15,10 +15,9 @@ from serve_app.api.headers import (
 )
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.voice_source import ClonedVoice
+from serve_app.api.voice_source import ChosenVoice
 from serve_app.audio.file_headers import SYNTHETIC
 from serve_app.audio.formats import FORMATS, AudioFormat, AudioOptions, CompressedFormat, RawFormat, Rendering
-from serve_app.text.languages import AUTO
 from serve_app.text.spoken import SpokenText
 
 EVENT_STREAM = "text/event-stream"
@@ -73,18 +72,17 @@ class SpeechRequest:
     delivery: Delivery
     ignored: ignored_fields.Reasons
     spoken: SpokenText  # spoken form of `body.input`, and rules for text that arrives later
-    stored: ClonedVoice | None = None  # the stored voice that the request uses
-    language: str | None = AUTO  # one of the model's languages, AUTO or DETECT; None: one that it does not speak
+    voice: ChosenVoice
+    instructions: str | None = None  # a style tag in the text takes precedence over those of the body
     is_tagged: bool = False  # whether a style tag in the text selected the recording
-    chosen_voice: str | None = None  # the voice used if the request does not name one
+    word_times: bool = False  # whether the response contains word timestamps
     fields: Mapping[str, str] = field(default_factory=dict)  # client's names for fields named differently in Talkray
 
     @property
     def voice_take(self) -> str | None:
         """The stored voice's recording in use, and why it was chosen."""
-        if self.stored is None:
-            return None
-        return self.stored.describe_take(self.body.instructions, is_tagged=self.is_tagged)
+        stored = self.voice.stored
+        return None if stored is None else stored.describe_take(self.instructions, is_tagged=self.is_tagged)
 
     def headers(self) -> dict[str, str]:
         """Return headers for an HTTP response or a handshake. The headers report ignored fields, the recording in use,
@@ -92,8 +90,8 @@ class SpeechRequest:
         """
         take = {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
         known = "exact" if self.info.word_times else "estimated"
-        times = {WORD_TIMES_HEADER: known} if self.body.word_timestamps else {}
-        chosen = {} if self.chosen_voice is None else {CHOSEN_VOICE_HEADER: quote(self.chosen_voice)}
+        times = {WORD_TIMES_HEADER: known} if self.word_times else {}
+        chosen = {} if self.voice.default is None else {CHOSEN_VOICE_HEADER: quote(self.voice.default)}
         notes = {**ignored_fields.as_header(self.ignored), **chosen, **take, **times}
         return {**notes, **disclosure(self.delivery.disclosed)}
 
@@ -103,7 +101,7 @@ class SpeechRequest:
         """
         take = {} if self.voice_take is None else {"voice_take": self.voice_take}
         source = {"digital_source_type": SYNTHETIC} if self.delivery.disclosed else {}
-        chosen = {} if self.chosen_voice is None else {"voice": self.chosen_voice}
+        chosen = {} if self.voice.default is None else {"voice": self.voice.default}
         return {**chosen, **take, **source, **ignored_fields.in_message(self.ignored)}
 
 

@@ -8,7 +8,8 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
 from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.resolve.resolver import ChosenVoice, Resolver
+from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.voice_source import ChosenVoice
 from serve_app.text.languages import foreign_language, spoken_language
 
 NO_CLONES = "{} does not clone voices: load a Base checkpoint"
@@ -26,7 +27,8 @@ async def choose_voice(
     """
     voice = await _voice(resolver, named, body, info, lenient=lenient)
     default = None if voice.stored is None or "language" in body.model_fields_set else voice.stored.language
-    return replace(voice, language=spoken_language(body.language, info.languages, default=default))
+    language = spoken_language(body.language, info.languages, default=default)
+    return replace(voice, language=language, default=None if named else voice.name)
 
 
 async def _voice(resolver: Resolver, named: object, body: SpeechBody, info: ModelInfo, *, lenient: bool) -> ChosenVoice:

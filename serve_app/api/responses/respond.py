@@ -5,6 +5,7 @@ Sockets use `Session` instead. A route with another kind of response, such as co
 """
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
@@ -39,22 +40,23 @@ async def respond(
     `speech.delivery`. If a complete response ends badly, its text is synthesized once more with another seed. Sending
     the response updates the record's `usage`; `RequestContext` then publishes the record. Raises InvalidRequest.
     """
-    draft = await service.prepare_utterance(request, speech)
-    return AudioSource(service, draft.speech, draft.utterance).response(request, own_format)
+    utterance = await service.prepare_utterance(request, speech)
+    return AudioSource(service, speech, utterance).response(request, own_format)
 
 
 class AudioSource:
     """Audio of one request, streamed or complete."""
 
     def __init__(self, service: SpeechService, speech: SpeechRequest, utterance: Utterance) -> None:
-        self.service, self.speech, self.utterance = service, speech, utterance
+        self.service, self.utterance = service, utterance
+        self.speech = replace(speech, ignored={**speech.ignored, **utterance.ignored})
 
     def words(self) -> WordSource | None:
         """Return the source of word timestamps, if the request asks for them and an extension provides them."""
-        body, time_words = self.speech.body, self.service.resolver.time_words
-        if time_words is None or not body.word_timestamps:
+        time_words = self.service.resolver.time_words
+        if time_words is None or not self.speech.word_times:
             return None
-        return time_words(self.speech.spoken, self.speech.info, speed=body.speed)
+        return time_words(self.speech.spoken, self.speech.info, speed=self.speech.body.speed)
 
     def chunks(self, utterance: Utterance) -> AsyncGenerator[PcmChunk, None]:
         return self.service.models.of(utterance).speak(utterance, self.speech.info)  # SpeechModel.speak

@@ -120,11 +120,7 @@ def running(
             with contextlib.suppress(OSError):
                 report(stage)
 
-    with (
-        _ended_by_signals(),
-        run_folder.created(report) as folder,
-        received(folder.path, report_start),
-    ):
+    with _ended_by_signals(), run_folder.created(report) as folder, received(folder.path, report_start):
         driver = Driver(config, address, folder, report)
         try:
             driver.await_ready()

@@ -306,6 +306,7 @@ DIALECT = Dialect(
     ),
     sockets=(("/tts/websocket", CartesiaSocket),),
     key_headers=("x-api-key",),
+    key_parameters=("access_token",),
     sample=Sample(
         "/tts/websocket",
         audio_field="data",

@@ -80,12 +80,7 @@ DIALECT = Dialect(
         Route(f"POST {_BASE}", add),
         Route(f"POST {_BASE}/", add, "Store a pronunciation dictionary (Cartesia)"),
         Route(f"GET {_BASE}", list_all, charge=Charge.STREAM),
-        Route(
-            f"GET {_BASE}/",
-            list_all,
-            "List pronunciation dictionaries (Cartesia)",
-            charge=Charge.STREAM,
-        ),
+        Route(f"GET {_BASE}/", list_all, "List pronunciation dictionaries (Cartesia)", charge=Charge.STREAM),
         Route(f"GET {_ONE}", show, "Show a pronunciation dictionary (Cartesia)", charge=Charge.STREAM),
         Route(f"PATCH {_ONE}", change, "Change a pronunciation dictionary (Cartesia)"),
         Route(f"DELETE {_ONE}", remove, "Delete a pronunciation dictionary (Cartesia)"),

@@ -32,17 +32,15 @@ async def respond_in_parts(
 
     Unlike `respond`, do not regenerate faulty speech. Raises InvalidRequest.
     """
-    opening = await service.prepare_utterance(request, speech)
-    whole, client = opening.utterance, state_of(request).caller.name
+    whole, client = await service.prepare_utterance(request, speech), state_of(request).caller.name
     alone = [replace(part, body=part.body.model_copy(update={"previous_request_id": None})) for part in parts]
-    drafts = [
+    first, *later = [
         await build_utterance(service.resolver, part, request_id=whole.synthesis.request_id, client=client)
         for part in alone
     ]
-    first, *later = [draft.utterance for draft in drafts]
-    synthesis = whole.synthesis
-    first = first.changed(seed=synthesis.seed, tail=synthesis.tail, marks=synthesis.marks)
-    return _Dialogue(service, opening.speech, as_dialogue([first, *later]), parts).response(request, own_format)
+    first = replace(first.changed(seed=whole.synthesis.seed, tail=whole.synthesis.tail), ignored=whole.ignored)
+    first = first.changed(marks=whole.synthesis.marks)
+    return _Dialogue(service, speech, as_dialogue([first, *later]), parts).response(request, own_format)
 
 
 class _Dialogue(AudioSource):
@@ -60,7 +58,7 @@ class _Dialogue(AudioSource):
 
     def words(self) -> WordSource | None:
         first = self._parts[0]
-        if not first.body.word_timestamps:
+        if not first.word_times:
             return None
         return DialogueTimes([part.spoken for part in self._parts], first.info, speed=first.body.speed)
 

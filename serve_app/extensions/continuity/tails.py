@@ -7,15 +7,19 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from pydantic import BaseModel
+
 from deployments.config import Strict
 from deployments.listener import Listener
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest, Tail
-from serve_app.api.resolve.ignored_fields import PREVIOUS
-from serve_app.api.resolve.resolver import Draft, Resolver
+from serve_app.api.parsing.speech_body import with_fields
+from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.extension import ExtensionState
 from serve_app.speech.observers import Observer
 from serve_app.speech.segments import StreamTail, Utterance
 
+PREVIOUS = "previous_request_id"
 NO_TAIL = "no recent finished request with this voice has this ID"
 
 _LEAD_S = 1.0  # how much audio is left to play when the next utterance begins
@@ -38,6 +42,12 @@ class ContinuitySettings(Strict):
     joints: bool = False  # continue the voice and pace of the previous segment in a long text
 
 
+class ContinuityFields(BaseModel):
+    """Body field of this extension."""
+
+    previous_request_id: str | None = None  # continue from where this request ended
+
+
 class TailStore(ExtensionState):
     """Keeps the tails of finished requests for up to ten minutes. Drops the oldest tail to stay below a size limit."""
 
@@ -48,20 +58,18 @@ class TailStore(ExtensionState):
         self._num_bytes = 0
 
     def install(self, resolver: Resolver) -> None:
-        resolver.fields.add("previous_request_id")
+        resolver.body = with_fields(resolver.body, ContinuityFields)
 
-    async def resolve(self, draft: Draft) -> Draft:
+    async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
         """Continue the speech of the request in `previous_request_id`. If its tail is not stored, report the field as
         ignored.
         """
-        speech, utterance = draft.speech, replace(draft.utterance, joins=self.joins)
-        draft = replace(draft, utterance=utterance)
-        if (previous_id := speech.body.previous_request_id) is None:
-            return draft
+        utterance = replace(utterance, joins=self.joins)
+        if (previous_id := speech.body.of(ContinuityFields).previous_request_id) is None:
+            return utterance
         if (tail := self.find(utterance.synthesis, previous_id)) is None:
-            field = speech.fields.get(PREVIOUS, PREVIOUS)
-            return replace(draft, speech=replace(speech, ignored={**speech.ignored, field: NO_TAIL}))
-        return replace(draft, utterance=utterance.changed(tail=tail))
+            return replace(utterance, ignored={speech.fields.get(PREVIOUS, PREVIOUS): NO_TAIL})
+        return utterance.changed(tail=tail)
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Observer:
         return _KeepTail(self, utterance)

@@ -159,7 +159,7 @@ async def speech_request(
     if len(body.input) > _MOST_CHARS:
         message = f"text has {len(body.input)} characters. Send at most {_MOST_CHARS}."
         raise InvalidRequest(message, "text", "string_above_max_length")
-    spoken, _ = await service.resolver.read_text(body, speech.info, speech.stored)
+    spoken, _ = await service.resolver.read_text(service.resolver, body, speech.info, speech.voice.stored)
     return replace(speech, body=body, spoken=spoken)
 
 
@@ -199,7 +199,7 @@ async def _speak(service: SpeechService, request: Request, speech: SpeechRequest
     if speech.body.seed is not None:
         changes["seed"] = (speech.body.seed + number) % 2**64
     own = replace(speech, body=speech.body.model_copy(update=changes))
-    utterance = (await service.prepare_utterance(request, own)).utterance
+    utterance = await service.prepare_utterance(request, own)
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number + 1}")
     usage, pcm = Usage(), bytearray()
     async with aclosing(service.models.of(utterance).speak(utterance, speech.info)) as chunks:

@@ -28,6 +28,7 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route
 from serve_app.extensions.continuity.dialogue import respond_in_parts
+from serve_app.extensions.continuity.tails import PREVIOUS
 from serve_app.extensions.voices.library import voices_of
 from serve_app.extensions.voices.stored_voice import StoredLexicon
 from serve_app.extensions.voices.voice_store import StoreFailed
@@ -114,10 +115,9 @@ def _ways(path: str, summary: str) -> tuple[Route, ...]:
 async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str) -> SpeechRequest:
     """Copy a lenient request for another voice. The copy's `ignored` covers only that voice."""
     chosen = await choose_voice(resolver, voice, speech.body, speech.info, lenient=True)
-    body = speech.body.model_copy(update={"voice": chosen.name})
-    spoken, _ = await resolver.read_text(body, speech.info, chosen.stored)
-    speech = replace(speech, body=body, ignored=chosen.ignored, spoken=spoken, stored=chosen.stored)
-    return replace(speech, language=chosen.language, is_tagged=False, chosen_voice=None)
+    spoken, _ = await resolver.read_text(resolver, speech.body, speech.info, chosen.stored)
+    chosen = replace(chosen, default=None)
+    return replace(speech, ignored=chosen.ignored, spoken=spoken, voice=chosen, is_tagged=False)
 
 
 async def speech_request(
@@ -150,7 +150,7 @@ async def speech_request(
         overrides["lexicon"] = await located(service, sent[LOCATORS], reasons)
     match sent.get(_PREVIOUS):
         case [*_, str(previous)]:
-            overrides[ignored_fields.PREVIOUS] = previous
+            overrides[PREVIOUS] = previous
         case None:
             pass
         case _:
@@ -159,7 +159,7 @@ async def speech_request(
     delivery = Delivery(audio_format, bit_rate=bit_rate)
     resolver = service.resolver
     speech = await lenient_request(resolver, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
-    return replace(speech, fields={**speech.fields, ignored_fields.PREVIOUS: _PREVIOUS})
+    return replace(speech, fields={**speech.fields, PREVIOUS: _PREVIOUS})
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:
@@ -231,7 +231,7 @@ async def _dialogue(
     for voice, texts in runs:
         own = replace(speech, body=speech.body.model_copy(update={"input": " ".join(texts)}))
         part = await request_in_voice(
-            service.resolver, own, voice if isinstance(voice, str) else speech.body.voice or ""
+            service.resolver, own, voice if isinstance(voice, str) else speech.voice.name or ""
         )
         if "voice" in part.ignored:
             ignored["inputs.voice_id"] = part.ignored["voice"]

@@ -119,10 +119,7 @@ DIALECT = Dialect(
         Route(f"GET {_BASE}", list_all, "List pronunciation dictionaries", charge=Charge.STREAM),
         Route(f"GET {_ONE}", show, "Show a pronunciation dictionary", charge=Charge.STREAM),
         Route(
-            f"GET {_ONE}/{{version_id}}/download",
-            download,
-            "Download a dictionary as a PLS file",
-            charge=Charge.STREAM,
+            f"GET {_ONE}/{{version_id}}/download", download, "Download a dictionary as a PLS file", charge=Charge.STREAM
         ),
     ),
     heading="ElevenLabs",

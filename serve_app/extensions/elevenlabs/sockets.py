@@ -124,9 +124,9 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
         if LOCATORS not in fields:
             return self.speech
         reasons: dict[str, str] = {}
-        words = await located(self.service, fields[LOCATORS], reasons)
+        resolver, words = self.service.resolver, await located(self.service, fields[LOCATORS], reasons)
         body = self.speech.body.model_copy(update={"lexicon": words})
-        spoken, unread = await self.service.resolver.read_text(body, self.speech.info, self.speech.stored)
+        spoken, unread = await resolver.read_text(resolver, body, self.speech.info, self.speech.voice.stored)
         return replace(self.speech, body=body, spoken=spoken, ignored=reasons | unread)
 
     async def _close(self, name: str) -> None:
@@ -262,6 +262,7 @@ DIALECT = Dialect(
         ("/v1/text-to-speech/{voice_id}/stream-input", _OneText),
         ("/v1/text-to-dialogue/multi-stream-input", _Dialogues),
     ),
+    key_parameters=("single_use_token",),
     sample=Sample(
         "/v1/text-to-speech/$voice/multi-stream-input?output_format=pcm_24000",
         audio_field="audio",

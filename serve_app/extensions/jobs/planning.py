@@ -156,20 +156,20 @@ async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fi
             raise InvalidRequest(f"{name}: jobs support only stored voices. {advice}.", name)
     at_fetch = [name for name in _AT_FETCH if fields.pop(name, None) is not None]
     speech = await strict_request(long, fields)
-    check_length("instructions", speech.body.instructions or "", settings)
+    check_length("instructions", speech.instructions or "", settings)
     if made.deterministic and not speech.info.deterministic:
         reason = f"the codes of {speech.info.name} depend on concurrent requests. Set talker.deterministic"
         raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or remove the field.", DETERMINISTIC)
-    utterance = (await build_utterance(long, speech, request_id="", client="")).utterance
+    utterance = await build_utterance(long, speech, request_id="", client="")
     request = utterance.synthesis
     assert isinstance(speech.spoken, ReadText)
     stored = {}
-    if speech.stored is not None:
+    if speech.voice.stored is not None:
         assert request.reference is not None, "a stored voice has a reference recording"
-        assert isinstance(speech.stored, StoredVoice)
-        take = speech.stored.take_for(speech.body.instructions)
+        assert isinstance(speech.voice.stored, StoredVoice)
+        take = speech.voice.stored.take_for(speech.instructions)
         by_vector = request.reference.x_vector_only
-        stored = {"stored_voice": speech.stored.id, "style": take.style, "x_vector_only": by_vector}
+        stored = {"stored_voice": speech.voice.stored.id, "style": take.style, "x_vector_only": by_vector}
     indices = made.indices(Rules.of(speech.spoken.rules), Manner.of(request, **stored))
     if speech.info.route not in made.models:
         made.models[speech.info.route] = StoredJob.described(speech.info)
@@ -177,7 +177,7 @@ async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fi
     unread = {
         name: left_out(made.left_out) for name in ("input", "text") if speech.spoken.left_out and name in speech.ignored
     }
-    chosen = {} if speech.chosen_voice is None else {"voice": f"not set: {speech.chosen_voice} speaks"}
+    chosen = {} if speech.voice.default is None else {"voice": f"not set: {speech.voice.default} speaks"}
     made.ignored |= speech.ignored | unread | chosen | dict.fromkeys(at_fetch, "set it when you download the audio")
     return await asyncio.to_thread(_part, utterance, speech, custom_id=custom_id, **indices)
 
@@ -208,7 +208,7 @@ def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple
             raise InvalidRequest(f"input has more than {MOST_SEGMENTS} segments. Split it into several parts.", "input")
         styled: dict[str, str | None] = {}
         if (style := segments.style(number)) and not speech.is_tagged:
-            styled = {"instructions": request.instructions} if speech.stored is None else {"take": style}
+            styled = {"instructions": request.instructions} if speech.voice.stored is None else {"take": style}
         segment = Segment(text=request.text, pause_s=segments.pause_s(number), speed=speed, language=own, **styled)
         planned_segments.append(segment)
     return tuple(planned_segments)

@@ -14,8 +14,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from deployments.config import Strict
 from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, SynthesisRequest
 from serve_app.api.parsing.speech_body import PASSED_ON
-from serve_app.config import Markup
 from serve_app.extensions.text.lexicon import MAX_WORDS, Lexicon
+from serve_app.extensions.text.markup import Markup
 from serve_app.extensions.text.spoken_text import TextRules, read
 from serve_app.extensions.text.style_tags import StyleRules
 from serve_app.speech.segments import Utterance, segment_seed

@@ -25,11 +25,10 @@ from serve_app.api.error_replies import (
     translate,
 )
 from serve_app.api.parsing.client_input import MAX_BODY_BYTES, parse_object
-from serve_app.api.resolve.ignored_fields import PREVIOUS
 from serve_app.api.resolve.speech_request import SpeechRequest, disclosure
 from serve_app.api.routing import refuse_handshake
 from serve_app.api.speech_service import SpeechService
-from serve_app.extensions.continuity.tails import Continuation
+from serve_app.extensions.continuity.tails import PREVIOUS, Continuation
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.live.turns import Done, Event, Failed
 

@@ -17,7 +17,7 @@ from serve_app.api.error_replies import translate
 from serve_app.api.parsing.speech_body import SpeechBody, check_length
 from serve_app.api.request_record import Usage, start_marks
 from serve_app.api.resolve.make_utterance import build_utterance
-from serve_app.api.resolve.resolver import Draft, Resolver
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.resolve.voice import check_language, choose_voice, unspoken_script
 from serve_app.extensions.continuity.tails import Continuation
@@ -40,10 +40,7 @@ from serve_app.extensions.text.spoken_text import ReadText, read
 from serve_app.extensions.word_times.word_times import Spoken, WordTimes
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import silence
-from serve_app.text.characters import (
-    is_speakable,
-    repair_surrogates,
-)
+from serve_app.text.characters import is_speakable, repair_surrogates
 from serve_app.text.languages import AUTO, DETECT, foreign_language, language_name
 from serve_app.text.spoken import SpokenText
 
@@ -248,7 +245,7 @@ class Session:
                         has_spoken = has_spoken or bool(chunk.pcm)
                         yield chunk
         if not has_spoken and turn.text.strip():
-            if (error := unspoken_script(turn.text[:_SCRIPT_CHARS], self._info, self._body.voice)) is not None:
+            if (error := unspoken_script(turn.text[:_SCRIPT_CHARS], self._info, self._speech.voice.name)) is not None:
                 turn.record.error = error.code
                 await self._events.put(error)
             yield silence(self._info)
@@ -267,7 +264,8 @@ class Session:
         if self._live_texts is not None and not is_speakable(spoken.text):
             yield None  # an empty text is not an error in a conversation
             return
-        utterance = (await self._draft(turn, self._body.model_copy(update={"input": text}), spoken)).utterance
+        speech = await self._speech_for(self._body.model_copy(update={"input": text}), spoken)
+        utterance = await self._utterance(turn, speech)
         turn.utterance = utterance.changed(tail=self._continuation.tail(utterance.synthesis))
         self._follow(turn, spoken)
         yield turn.utterance if is_speakable(turn.utterance.synthesis.text) else None
@@ -275,11 +273,10 @@ class Session:
     @asynccontextmanager
     async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncIterator[Utterance | None]:
         """Yield the utterance of a turn whose text is still arriving, or None if the text ends without words."""
-        draft = await self._draft(turn, self._body, read("", self._rules), live=True)
-        restyle = partial(in_style, self._resolver, draft)
-        asked = texts.open(
-            draft.utterance, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules, restyle=restyle
-        )
+        speech = await self._speech_for(self._body, read("", self._rules))
+        utterance = await self._utterance(turn, speech, live=True)
+        restyle = partial(in_style, self._resolver, speech, base=utterance.synthesis)
+        asked = texts.open(utterance, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules, restyle=restyle)
         with await asked as live:
             turn.live, turn.usage.left_out = live, live.left_out
             self._follow(turn, live)
@@ -288,22 +285,24 @@ class Session:
                 if foreign_language(turn.text[:_SCRIPT_CHARS], self._info.languages):  # perhaps only a name
                     await live.wait_for_first_text()
                     if not self._body.any_language and language_name(self._body.language) in (AUTO, DETECT):
-                        check_language(turn.text[:_SCRIPT_CHARS], self._info, self._body.voice)
+                        check_language(turn.text[:_SCRIPT_CHARS], self._info, self._speech.voice.name)
                 turn.utterance = await live.going_on(self._continuation)
             yield turn.utterance if has_words else None
 
-    async def _draft(self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False) -> Draft:
+    async def _speech_for(self, body: SpeechBody, spoken: SpokenText) -> SpeechRequest:
         self._handshake.caller.count_request()
-        identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
         # A turn may start an hour after the request. Its voice may then have a new version, or may be deleted.
-        voice = await choose_voice(self._resolver, body.voice, body, self._info, lenient=False)
-        speech = replace(self._speech, body=body, spoken=spoken, stored=voice.stored, language=voice.language)
-        draft = await build_utterance(self._resolver, speech, live=live, **identity)
-        turn.record.note_speech(draft.utterance, self._info, stored=speech.stored, speed=body.speed)
-        return replace(draft, utterance=start_marks(draft.utterance, turn.record.received_ns))
+        voice = await choose_voice(self._resolver, self._speech.voice.name, body, self._info, lenient=False)
+        return replace(self._speech, body=body, spoken=spoken, voice=voice)
+
+    async def _utterance(self, turn: Turn, speech: SpeechRequest, *, live: bool = False) -> Utterance:
+        identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
+        utterance = await build_utterance(self._resolver, speech, live=live, **identity)
+        turn.record.note_speech(utterance, self._info, stored=speech.voice.stored, speed=speech.body.speed)
+        return start_marks(utterance, turn.record.received_ns)
 
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
-        if self._body.word_timestamps:
+        if self._speech.word_times:
             turn.times = WordTimes(text, self._info, speed=self._body.speed)
 
     async def _send(self, turn: Turn, audio: bytes) -> None:

@@ -34,36 +34,35 @@ class ModelHints:
 class ModelChoice(ExtensionState):
     """Extension object that chooses the model for every request."""
 
-    _resolver: Resolver  # set by `install`
-
     def install(self, resolver: Resolver) -> None:
-        self._resolver, resolver.model_chooser = resolver, self.model_for
+        resolver.choose_model = choose_by_fields
         if len(resolver.models) > 1:
             resolver.further_fields = {**resolver.further_fields, "task_type": None}
 
-    async def model_for(self, fields: Mapping[str, object], *, task_type: object, lenient: bool = False) -> ModelInfo:
-        """Implement `Resolver.choose_model`.
 
-        If there is only one model, it serves all requests. Unless `lenient`, check the model name in the request.
-        Raises NotReady, and the errors of `choose_model`.
-        """
-        resolver = self._resolver
-        models = await resolver.models.infos()
-        names = (fields.get("model"), fields.get("voice"))
-        model, voice = (name if isinstance(name, str) else None for name in names)
-        has_recording = fields.get("ref_audio") is not None or await _is_stored(resolver.voices, voice, models)
-        wanted = ModelHints(
-            model=model,
-            has_recording=has_recording,
-            task_type=task_type,
-            voice=voice,
-            lost_voice=None if len(models) == 1 or has_recording else resolver.voices.missing(voice),
-            instructions=fields.get("instructions"),
-        )
-        info = choose_model(wanted, models, resolver.settings, lenient=lenient)
-        if not lenient:
-            catalogue.check_model(model, info, resolver.settings)
-        return info
+async def choose_by_fields(
+    resolver: Resolver, hints: Mapping[str, object], *, sent: Mapping[str, object], lenient: bool = False
+) -> ModelInfo:
+    """Implement `Resolver.choose_model`.
+
+    If there is only one model, it serves all requests. Unless `lenient`, check the model name in the request. Raises
+    NotReady, and the errors of `choose_model`.
+    """
+    models = await resolver.models.infos()
+    model, voice = (name if isinstance(name := hints.get(field), str) else None for field in ("model", "voice"))
+    has_recording = hints.get("ref_audio") is not None or await _is_stored(resolver.voices, voice, models)
+    wanted = ModelHints(
+        model=model,
+        has_recording=has_recording,
+        task_type=sent.get("task_type"),
+        voice=voice,
+        lost_voice=None if len(models) == 1 or has_recording else resolver.voices.missing(voice),
+        instructions=hints.get("instructions"),
+    )
+    info = choose_model(wanted, models, resolver.settings, lenient=lenient)
+    if not lenient:
+        catalogue.check_model(model, info, resolver.settings)
+    return info
 
 
 async def _is_stored(voices: VoiceSource, voice: str | None, models: Sequence[ModelInfo]) -> bool:

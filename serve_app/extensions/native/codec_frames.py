@@ -16,7 +16,6 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api.context import state_of
 from serve_app.api.headers import UNBUFFERED_HEADERS
 from serve_app.api.request_record import Usage
-from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.responses.speech_response import SpeechResponse, WholeAttempt, WholeResponse
@@ -24,6 +23,7 @@ from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route
+from serve_app.extensions.continuity.tails import PREVIOUS
 from serve_app.extensions.live.connection import Connection, always_streamed, unknown_type
 
 CONTENT_TYPE = "application/x-talkray-frames"
@@ -39,7 +39,7 @@ _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_t
 async def speak(service: SpeechService, request: Request) -> Response:
     """Speak `input` as a stream of records. The other fields are the same as in `/v1/audio/speech`."""
     speech = await _speech_request(service, await service.read_fields(request))
-    utterance = (await service.prepare_utterance(request, speech)).utterance
+    utterance = await service.prepare_utterance(request, speech)
     usage = state_of(request).record.usage
     body = _records(service.models.of(utterance).speak(utterance, speech.info), speech.info, usage)
     headers = {"content-type": CONTENT_TYPE, **UNBUFFERED_HEADERS}
@@ -55,12 +55,9 @@ async def _speech_request(
     """Create a request for frames. Raises InvalidRequest if a field would change the decoded audio."""
     if named := next((name for name in _OF_AUDIO if name in fields), None):
         raise InvalidRequest(f"{named} changes only audio, not codec frames. Remove the field.", named)
-    reasons = {
-        **(reasons or {}),
-        **({ignored_fields.PREVIOUS: "only for audio"} if fields.get(ignored_fields.PREVIOUS) else {}),
-    }
+    reasons = {**(reasons or {}), **({PREVIOUS: "only for audio"} if fields.get(PREVIOUS) else {})}
     speech = await strict_request(
-        service.resolver, fields, default=AudioFormat.PCM, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
+        service.resolver, fields, default=AudioFormat.PCM, reasons=reasons, overrides={PREVIOUS: None}
     )
     if any(span.speed != 1 for span in speech.spoken.spans):
         raise InvalidRequest("input: <prosody rate> changes only audio, not codec frames. Remove it.", "input")
@@ -135,7 +132,7 @@ class FramesSocket(Connection):
         record = state.record.another(request_id)
         try:
             state.caller.count_request()
-            utterance = (await self.service.prepare_utterance(self.socket, speech, record=record)).utterance
+            utterance = await self.service.prepare_utterance(self.socket, speech, record=record)
             chunks = self.service.models.of(utterance).speak(utterance, speech.info)
             async with aclosing(_records(chunks, speech.info, record.usage)) as records:
                 async for data in records:

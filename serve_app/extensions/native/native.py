@@ -12,17 +12,16 @@ from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import SAMPLE_BYTES
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import Unauthorized, translate
-from serve_app.api.parsing import field_names
-from serve_app.api.parsing.speech_body import SPEECH, parse_speech, validated
+from serve_app.api.parsing.speech_body import names_of, parse_speech, validated
 from serve_app.api.request_record import Usage
-from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.ignored_fields import Ignored
+from serve_app.api.resolve.make_request import complete
 from serve_app.api.resolve.speech_request import Delivery
 from serve_app.api.resolve.voice import choose_voice
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect
-from serve_app.extensions.continuity.tails import NO_TAIL, Continuation
+from serve_app.extensions.continuity.tails import NO_TAIL, PREVIOUS, Continuation, ContinuityFields
 from serve_app.extensions.live.connection import Connection, always_streamed, unknown_type
 from serve_app.extensions.live.session import Session
 from serve_app.extensions.live.turns import Audio, Event, Failed, Flushed, Started, Turn, Words
@@ -63,10 +62,6 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
     return resumption
 
 
-# Fields of a `speak` message.
-_NAMES: field_names.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **SPEECH}
-
-
 class SpeakMessage:
     """A `speak` message in progress. `samples` and `usage` count the audio sent to the client."""
 
@@ -92,21 +87,23 @@ class SpeakMessage:
             await self._connection.pass_on(session, self._say)
 
     async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
-        body = parse_speech(fields, service.settings)
+        body = parse_speech(service.resolver.body, fields, service.settings)
         resumption = parse_resumption(fields)
         if body.response_format not in (None, AudioFormat.PCM):
             raise InvalidRequest("response_format must be pcm on this WebSocket.", "response_format")
-        if body.previous_request_id is not None or body.seed is not None:  # the seed must determine the speech
-            self._continuation.previous_id = body.previous_request_id
-        info = await service.resolver.choose_model(dict(body), task_type=fields.get("task_type"))
+        previous_id = body.of(ContinuityFields).previous_request_id
+        if previous_id is not None or body.seed is not None:  # the seed must determine the speech
+            self._continuation.previous_id = previous_id
+        info = await service.resolver.choose_model(service.resolver, dict(body), sent=fields)
         reasons = always_streamed(fields)
-        reasons.pop(ignored_fields.PREVIOUS, None)
+        reasons.pop(PREVIOUS, None)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         voice = await choose_voice(service.resolver, body.voice, body, info, lenient=False)
-        ignored = Ignored(fields, _NAMES, {**reasons, **voice.ignored})
-        speech = await service.resolver.complete(body, info, delivery=delivery, ignored=ignored, voice=voice)
+        names = {**dict.fromkeys(("type", *Resumption.model_fields)), **names_of(service.resolver.body)}
+        ignored = Ignored(fields, names, {**reasons, **voice.ignored})
+        speech = await complete(service.resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
         self._speech = speech
         session = self._connection.new_session(
             replace(speech, ignored={}), request_id=self.request_id, live=False, continuation=self._continuation
@@ -147,8 +144,8 @@ class SpeakMessage:
 
     def _notes(self, turn: Turn) -> dict[str, object]:
         speech = self._speech
-        if speech.body.previous_request_id is not None and not self._joint(turn):
-            speech = replace(speech, ignored={**speech.ignored, ignored_fields.PREVIOUS: NO_TAIL})
+        if speech.body.of(ContinuityFields).previous_request_id is not None and not self._joint(turn):
+            speech = replace(speech, ignored={**speech.ignored, PREVIOUS: NO_TAIL})
         return speech.notes()
 
     async def _send_pcm(self, pcm: bytes) -> None:

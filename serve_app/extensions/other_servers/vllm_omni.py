@@ -13,7 +13,6 @@ from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.parsing.client_input import switch, text_of
 from serve_app.api.request_record import Usage
-from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.speech_request import CONTENT_TYPES
 from serve_app.api.responses.speech_response import SpeechResponse, audio_body
@@ -21,6 +20,7 @@ from serve_app.api.responses.whole_audio import AUDIO_HERE, ByteQuota, object_wi
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect, Route, Sample
+from serve_app.extensions.continuity.tails import PREVIOUS
 from serve_app.extensions.live.connection import ConversationConnection, always_streamed, unknown_type
 from serve_app.extensions.live.turns import Audio, Event, Flushed, Started
 
@@ -88,12 +88,12 @@ async def _speak_item(
     """Speak an item. Return its result, with AUDIO_HERE instead of the audio, and the audio."""
     wants_stream = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
     reasons = {name: "batch items are not streamed" for name, is_asked in wants_stream.items() if is_asked}
-    if fields.get(ignored_fields.PREVIOUS) is not None:
-        reasons[ignored_fields.PREVIOUS] = "batch items do not continue other requests"
+    if fields.get(PREVIOUS) is not None:
+        reasons[PREVIOUS] = "batch items do not continue other requests"
     speech = await strict_request(
-        service.resolver, fields, default=AudioFormat.WAV, reasons=reasons, overrides={ignored_fields.PREVIOUS: None}
+        service.resolver, fields, default=AudioFormat.WAV, reasons=reasons, overrides={PREVIOUS: None}
     )
-    utterance = (await service.prepare_utterance(request, speech)).utterance
+    utterance = await service.prepare_utterance(request, speech)
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
     usage = Usage()
     rendering = replace(speech.delivery, whole=True).rendering(speech.info)

@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from serve_app.config import Markup
 from serve_app.extensions.text.ssml import FASTEST, MAX_PAUSE_S, SLOWEST, SPELLED, attributes, pause_s, rate
 from serve_app.extensions.text.style_tags import (
     CUE,
@@ -23,6 +22,7 @@ from serve_app.extensions.text.style_tags import (
     is_vendors,
 )
 
+Markup = Literal["auto", "none", "ssml"]
 MAX_PAUSES_S = 120.0  # total per text; any further pauses are ignored
 _LONGEST_MARK = 400  # maximum length of markup; longer unclosed tags are plain text
 

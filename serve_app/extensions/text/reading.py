@@ -6,9 +6,9 @@
 import asyncio
 import re
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -16,18 +16,18 @@ from deployments.config import Strict
 from deployments.embedded_voice.english import unspoken
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, SynthesisRequest
-from serve_app.api.openai_docs import SPEECH_DOCS
+from serve_app.api.openai_docs import request_docs
 from serve_app.api.parsing.client_input import read_object
-from serve_app.api.parsing.speech_body import SpeechBody
+from serve_app.api.parsing.speech_body import SpeechBody, with_fields
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.make_request import strict_request
-from serve_app.api.resolve.resolver import Draft, Resolver
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.voice_source import ClonedVoice
-from serve_app.config import LEAST_SEGMENT_CHARS, Markup
 from serve_app.extension import Dialect, ExtensionState, Route
 from serve_app.extensions.text.lexicon import Lexicon
+from serve_app.extensions.text.markup import Markup
 from serve_app.extensions.text.normalisation import prepare
 from serve_app.extensions.text.spoken_text import ReadText, TextRules, read
 from serve_app.extensions.text.style_tags import StyleRules, as_instructions
@@ -35,6 +35,7 @@ from serve_app.speech.segments import Segments, Utterance
 from serve_app.text.languages import DETECT, detected, language_name
 from serve_app.text.spoken import LEFT_OUT, SpokenText, TextSpan
 
+_LEAST_CHARS = 50  # of a limit for segments
 _LONG_CHARS = 1 << 14  # converting longer texts would block the event loop for 10 ms or more
 
 
@@ -43,7 +44,16 @@ class TextSettings(Strict):
 
     markup: Markup = "auto"  # default of `markup` in requests
     paragraph_pause_s: Annotated[float, Field(ge=0, le=10)] = 0.6  # silence between paragraphs; 0 adds none
-    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # default: limit of the model
+    max_segment_chars: Annotated[int, Field(ge=_LEAST_CHARS)] | None = None  # default: limit of the model
+
+
+class TextFields(BaseModel):
+    """Body fields of this extension."""
+
+    markup: Markup | None = None  # None: use the server's setting
+    text_normalization: Literal["on", "off"] | None = None  # on: write numbers and symbols as words
+    lexicon: dict[str, str] | None = None  # pronunciations by word
+    max_segment_chars: Annotated[int, Field(ge=_LEAST_CHARS)] | None = None  # None: use the server's setting
 
 
 class TextReading(ExtensionState):
@@ -54,64 +64,65 @@ class TextReading(ExtensionState):
     def install(self, resolver: Resolver) -> None:
         self._resolver = resolver
         resolver.steps["text"] = self._apply_rules  # jobs run this step but skip the steps of other extensions
-        resolver.text_reader = self._read
-        resolver.fields |= {"markup", "text_normalization", "lexicon", "max_segment_chars"}
+        resolver.read_text = read_with_rules
+        resolver.body = with_fields(resolver.body, TextFields)
 
-    async def _apply_rules(self, draft: Draft) -> Draft:
-        """Set the draft's limit for segments, and the fields that the styles in its text change. Raises the errors of
-        `in_style`.
+    async def _apply_rules(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
+        """Set the utterance's limit for segments, and the fields that the styles in its text change. Raises the errors
+        of `in_style`.
         """
-        assert isinstance(draft.speech.spoken, ReadText)
-        named = {span.style for span in draft.utterance.spans if span.style and not draft.speech.is_tagged}
-        styles = {style: await in_style(self._resolver, draft, style) for style in named}
-        most = draft.speech.spoken.rules.max_segment_chars
-        return replace(draft, utterance=replace(draft.utterance, max_segment_chars=most, styles=styles))
-
-    async def _read(
-        self, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
-    ) -> tuple[SpokenText, ignored_fields.Reasons]:
-        """Implement `Resolver.read_text`. Raises InvalidRequest for invalid SSML, an invalid lexicon, or normalization
-        of a text in an unknown language.
-        """
-        settings, read_lexicon = self._resolver.settings.of(TextSettings), self._resolver.lexicon_for_all
-        chars = body.max_segment_chars
-        reasons: ignored_fields.Reasons = {}
-        if chars is not None and chars > info.max_segment_chars:
-            reasons["max_segment_chars"] = f"the limit of the model is {info.max_segment_chars}"
-        lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
-        if stored is not None:
-            lexicon = lexicon.over(Lexicon(stored.lexicon))
-        if info.spoken_form is not None and body.text_normalization == "off":
-            reasons["text_normalization"] = "the loaded voice always normalizes text"
-        wants_words = info.spoken_form is None and body.text_normalization == "on"
-        language = await _language_of_figures(body, info, stored) if wants_words else None
-        if wants_words and language is None:
-            reasons["text_normalization"] = "the language of the text is uncertain: set language"
-        for_all = Lexicon.EMPTY if read_lexicon is None else await read_lexicon()
-        styles = StyleRules.of(body, info, stored)
-        if body.instructions and styles.follows == "manners" and styles.effect(body.instructions) is None:
-            reasons["instructions"] = "the loaded voice can only speak slower, faster or more quietly"
-        rules = TextRules(
-            body.markup or settings.markup,
-            settings.paragraph_pause_s,
-            lexicon=lexicon.over(for_all),
-            spoken_form=info.spoken_form,
-            max_segment_chars=chars or settings.max_segment_chars,
-            normalised=language,
-            styles=styles,
-        )
-        is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
-        spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
-        return spoken, reasons | ignored_fields.of_text(spoken)
+        assert isinstance(speech.spoken, ReadText)
+        named = {span.style for span in utterance.spans if span.style and not speech.is_tagged}
+        styles = {style: await in_style(self._resolver, speech, style, base=utterance.synthesis) for style in named}
+        return replace(utterance, max_segment_chars=speech.spoken.rules.max_segment_chars, styles=styles)
 
 
-async def in_style(resolver: Resolver, draft: Draft, style: str) -> dict[str, object]:
-    """Return the fields of `synthesis` that a style changes. Raises the errors of `VoiceSource.reference`."""
-    speech, base = draft.speech, draft.utterance.synthesis
-    if speech.stored is None:
+async def read_with_rules(
+    resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
+) -> tuple[SpokenText, ignored_fields.Reasons]:
+    """Implement `Resolver.read_text`. Raises InvalidRequest for invalid SSML, an invalid lexicon, or normalization
+    of a text in an unknown language.
+    """
+    settings, read_lexicon = resolver.settings.of(TextSettings), resolver.lexicon_for_all
+    own, reasons = body.of(TextFields), ignored_fields.Reasons()
+    chars = own.max_segment_chars
+    if chars is not None and chars > info.max_segment_chars:
+        reasons["max_segment_chars"] = f"the limit of the model is {info.max_segment_chars}"
+    lexicon = Lexicon.checked(own.lexicon or {}, "lexicon")
+    if stored is not None:
+        lexicon = lexicon.over(Lexicon(stored.lexicon))
+    if info.spoken_form is not None and own.text_normalization == "off":
+        reasons["text_normalization"] = "the loaded voice always normalizes text"
+    wants_words = info.spoken_form is None and own.text_normalization == "on"
+    language = await _language_of_figures(body, info, stored) if wants_words else None
+    if wants_words and language is None:
+        reasons["text_normalization"] = "the language of the text is uncertain: set language"
+    for_all = Lexicon.EMPTY if read_lexicon is None else await read_lexicon()
+    styles = StyleRules.of(body, info, stored)
+    if body.instructions and styles.follows == "manners" and styles.effect(body.instructions) is None:
+        reasons["instructions"] = "the loaded voice can only speak slower, faster or more quietly"
+    rules = TextRules(
+        own.markup or settings.markup,
+        settings.paragraph_pause_s,
+        lexicon=lexicon.over(for_all),
+        spoken_form=info.spoken_form,
+        max_segment_chars=chars or settings.max_segment_chars,
+        normalised=language,
+        styles=styles,
+    )
+    is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
+    spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
+    return spoken, reasons | ignored_fields.of_text(spoken)
+
+
+async def in_style(
+    resolver: Resolver, speech: SpeechRequest, style: str, *, base: SynthesisRequest
+) -> dict[str, object]:
+    """Return the fields of `base` that a style changes. Raises the errors of `VoiceSource.reference`."""
+    if (stored := speech.voice.stored) is None:
         return {"instructions": as_instructions(base.instructions, style)}
     by_vector = speech.body.x_vector_only_mode or speech.info.clones_by_vector
-    return {"reference": await resolver.voices.reference(speech.stored, style, speech.info, x_vector_only=by_vector)}
+    return {"reference": await resolver.voices.reference(stored, style, speech.info, x_vector_only=by_vector)}
 
 
 async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None) -> str | None:
@@ -185,9 +196,8 @@ def _unspoken(spoken: SpokenText, info: ModelInfo) -> list[tuple[int, int]]:
     return [run.span() for run in re.finditer(f"{LEFT_OUT}+", marked)]
 
 
-_DOCS = {"requestBody": SPEECH_DOCS["requestBody"]}
 DIALECT = Dialect(
     "OpenAI",
-    routes=(Route("POST /v1/audio/text", show_text, "Show the spoken form of a text", docs=_DOCS),),
+    routes=(Route("POST /v1/audio/text", show_text, "Show the spoken form of a text", docs=request_docs),),
     heading="Speech",
 )

@@ -14,9 +14,8 @@ from typing import Protocol
 
 from deployments.embedded_voice.english import spoken_english, unspoken
 from deployments.embedded_voice.live_english import LiveEnglish, TextPart
-from serve_app.config import Markup
 from serve_app.extensions.text.lexicon import Lexicon, LiveLexicon
-from serve_app.extensions.text.markup import LiveMarkup, Token
+from serve_app.extensions.text.markup import LiveMarkup, Markup, Token
 from serve_app.extensions.text.normalisation import LiveNormaliser
 from serve_app.extensions.text.ssml import SsmlCheck
 from serve_app.extensions.text.style_tags import StyleRules

@@ -23,6 +23,7 @@ from deployments.protocol import ModelInfo, Reference
 from deployments.recording_cache import Lookups
 from deployments.serving import metrics
 from serve_app.api.access.callers import VISITOR
+from serve_app.api.parsing.speech_body import with_fields
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio import clone_prompts, recordings
@@ -30,8 +31,7 @@ from serve_app.extension import ExtensionState, forget_nothing
 from serve_app.extensions.text.lexicon import Lexicon
 from serve_app.extensions.voices.clocks import SteadyClock
 from serve_app.extensions.voices.keeping import check_kept, check_unused
-from serve_app.extensions.voices.reference_doctor import decode_prepared
-from serve_app.extensions.voices.settings import VoiceSettings
+from serve_app.extensions.voices.settings import RecordingFields, VoiceSettings, preparation, unused_preparation
 from serve_app.extensions.voices.stored_voice import (
     DESIGN_S,
     ID,
@@ -43,15 +43,7 @@ from serve_app.extensions.voices.stored_voice import (
     StoredVoice,
     Take,
 )
-from serve_app.extensions.voices.voice_store import (
-    Damaged,
-    NoStore,
-    Record,
-    StoreFailed,
-    VoiceStore,
-    path_of,
-    tried,
-)
+from serve_app.extensions.voices.voice_store import Damaged, NoStore, Record, StoreFailed, VoiceStore, path_of, tried
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +86,9 @@ class Voices(ExtensionState):
         return self._settings.max_voices
 
     def install(self, resolver: Resolver) -> None:
-        resolver.voices, resolver.lexicon_for_all = self, self.lexicon_for_all
-        resolver.prepare_recording = decode_prepared
-        resolver.fields.add("prepare")
+        resolver.voices, resolver.lexicon_for_all, resolver.preparation = self, self.lexicon_for_all, preparation
+        resolver.body = with_fields(resolver.body, RecordingFields)
+        resolver.unused.append(unused_preparation)
 
     async def voices(self) -> list[StoredVoice]:
         """Return the visible voices, oldest first. The list is empty until the store has been read."""

@@ -15,9 +15,8 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,7 +109,8 @@ class Take(Sent):
 
         file = io.BytesIO()
         soundfile.write(file, samples, sample_rate, format="FLAC", subtype=subtype)
-        flac, seconds = file.getvalue(), round(len(samples) / sample_rate, 3)
+        flac = file.getvalue()
+        seconds = round(len(samples) / sample_rate, 3)
         return cls.made(sha256=hashlib.sha256(flac).hexdigest(), seconds=seconds, num_bytes=len(flac), **fields), flac
 
     @property
@@ -182,7 +182,9 @@ class Stored(Sent):
             too_long = [each for each in error.errors(include_url=False) if each["type"] == "string_too_long"]
         for each in too_long:
             *path, field = each["loc"]
-            within: Any = reduce(operator.getitem, path, cast("Any", stored))
+            within: Any = stored
+            for step in path:
+                within = within[step]
             text, most = within[field], each["ctx"]["max_length"]
             within[field], fate = text[:most], f"cut to {most}"
             if field == "text":
@@ -265,7 +267,8 @@ class StoredVoice(Stored):
     def describe_take(self, words: str | None, *, is_tagged: bool) -> str:
         """Describe which take is used, and why."""
         named = self.take_named(words)
-        take, why = named or self.takes[0], "tag" if is_tagged else "instructions" if named else "the first"
+        take = named or self.takes[0]
+        why = "tag" if is_tagged else "instructions" if named else "the first"
         by_vector = "" if take.text else ", speaker vector only: the transcript is missing"
         return f"{take.style} ({why}{by_vector})"
 

@@ -43,17 +43,14 @@ _TEXT = "Hello, this is how I sound."
 Store = Annotated[
     str | None,
     typer.Option(
-        "--store",
-        envvar="TALKRAY_VOICES",
-        help="Voice store, as in api.voices.store. Default: a folder of the user.",
+        "--store", envvar="TALKRAY_VOICES", help="Voice store, as in api.voices.store. Default: a folder of the user."
     ),
 ]
 Owner = Annotated[str, typer.Option(help="Name of the API key that owns the voice. Default: no key.")]
 VoiceName = Annotated[str, typer.Argument(metavar="VOICE", help="ID or name of the voice.")]
 Transcript = Annotated[str | None, typer.Option("--text", help="Transcript. Default: clone only the voice's sound.")]
 Prepare = Annotated[
-    Preparation,
-    typer.Option(help="auto: trim silence, normalize loudness, append silence. none: keep the samples."),
+    Preparation, typer.Option(help="auto: trim silence, normalize loudness, append silence. none: keep the samples.")
 ]
 Statement = Annotated[
     str | None, typer.Option(help="Consent of the speaker: a statement, or the ID of a consent recording.")

@@ -8,7 +8,6 @@ class Timing(ExtensionState):
 
     def install(self, resolver: Resolver) -> None:
         resolver.time_words = WordTimes
-        resolver.fields.add("word_timestamps")
 
 
 EXTENSION = Extension("word_times", open=lambda context: Timing())

@@ -102,7 +102,7 @@ def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
     monkeypatch.setattr(f"{BACKEND}.onednn_packs", lambda dtype: packs)
     monkeypatch.setattr(codec, "probe_snr_db", lambda decoder, exact: ratio_db)
     monkeypatch.setattr(codec, "report_stage", lines.append)
-    assert codec._load_decoder(directory, CodecConfig(), "cpu").precision == precision
+    assert codec._load_decoder(directory, CodecConfig()).precision == precision
     assert f"decodes in {precision}" in lines[0]
 
 
@@ -129,7 +129,7 @@ def test_a_precision_that_the_machine_lacks_fails_at_the_start(
 ) -> None:
     monkeypatch.setattr(f"{BACKEND}.TorchBackend.precisions", staticmethod(lambda device: available))
     with nullcontext() if refused is None else pytest.raises(StartError, match=f"codec.precision: {refused}"):
-        assert codec._load_decoder(directory, CodecConfig(precision=asked), "cpu").precision == asked
+        assert codec._load_decoder(directory, CodecConfig(precision=asked)).precision == asked
 
 
 def test_float32_is_not_rounded_on_a_gpu(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,10 @@
 """These run where Triton is, with or without a GPU."""
 
+import json
 import logging
 import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +74,26 @@ def test_what_was_noted_is_compiled_into_the_cache(cache: Path, monkeypatch: pyt
         workers.compile(kernels, lambda done, total: reports.append((done, total)))
     assert reports == [(0, 2), (1, 2), (2, 2)]
     assert hits(kernels, monkeypatch) == [True, True]
+
+
+KEYS = """
+import importlib, json, sys
+from triton.runtime import JITFunction
+modules = map(importlib.import_module, sys.argv[2:])
+kernels = [(f"{module.__name__}.{name}", each) for module in modules for name, each in vars(module).items()
+           if isinstance(each, JITFunction)]
+print(json.dumps({name: each.cache_key for name, each in kernels[:: int(sys.argv[1])]}))
+"""
+
+
+def test_keys_do_not_depend_on_the_order_of_launches() -> None:
+    files = (file for file in Path("deployments").rglob("*.py") if "@triton.jit" in file.read_text(encoding="utf-8"))
+    modules = [".".join(file.with_suffix("").parts) for file in files]
+    first, last = (
+        json.loads(subprocess.check_output([sys.executable, "-c", KEYS, order, *modules])) for order in ("1", "-1")
+    )
+    assert first == last
+    assert len(first) >= 40
 
 
 def test_a_failure_is_logged(cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

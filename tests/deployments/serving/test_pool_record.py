@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, closing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -523,13 +524,16 @@ def test_a_pool_of_codecs(
     monkeypatch.setattr("deployments.serving.replica.freeze_loaded", record.fake("freeze_loaded"))
     monkeypatch.setattr(os, "_exit", record.fake("exit"))
     warm = WarmUpResult({1: 4, 2: 8, 3: 4, 4: 4, 8: 2, 12: 1}, 0.005)
-    monkeypatch.setattr(
-        service, "load_codec", lambda model, config: Codec(Path(model), Decoder(record, draw), Encoder(), RATE, warm)
-    )  # type: ignore[arg-type]
+    shape = SimpleNamespace(frame_samples=SAMPLES, sample_rate=RATE, frame_s=SAMPLES / RATE)
+
+    def load(model: str, config: CodecConfig) -> Codec:
+        return Codec(Path(model), shape, cache(partial(Decoder, record, draw)), Encoder(), warm)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(service, "load_codec", load)
     monkeypatch.setattr(service, "DecodeGate", Gate)
     series = as_metrics(monkeypatch)
     with record.logs("deployments"):
-        run_virtual(clock, scenario(pool, CodecConfig(**config), placements, 34))
+        run_virtual(clock, scenario(pool, CodecConfig(device="cuda", **config), placements, 34))
     for notes in pool.notes.values():
         record.lines += notes
     with closing(asyncio.new_event_loop()) as loop:  # queues of `serve.batch` ask for one when they are collected

@@ -59,7 +59,7 @@ async def test_a_request_has_documented_forms(tmp_path: Path, engine: Engine, mo
         "JSON": json.dumps(json.loads(shown["JSON"])), "SpeechBody": listed(body),
         "SpeechRequest": listed(
             {
-                "info.name": speech.info.name, **told(speech.delivery, "delivery."),
+                "info.name": speech.info.name, "voice.name": speech.voice.name, **told(speech.delivery, "delivery."),
                 "spoken.text": speech.spoken.text, "ignored": speech.ignored,
             },
         ),

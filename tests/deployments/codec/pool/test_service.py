@@ -20,6 +20,7 @@ from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
+from deployments.codec.pool import codec as pool_codec
 from deployments.codec.pool.codec import Codec, load_codec
 from deployments.codec.pool.service import CodecService
 from deployments.config import CodecConfig
@@ -158,7 +159,7 @@ async def test_reading_may_outlast_calls_of_gpus(tiny_checkpoint: Checkpoints, m
     """The encoder of a pool is on the CPU, wherever it decodes."""
     codec = load_codec(str(tiny_checkpoint("Base")), CodecConfig(placement="inline"))
     with monkeypatch.context() as patched:
-        patched.setattr(CodecDecoder, "device", property(lambda decoder: torch.device("cuda")))
+        patched.setattr("deployments.codec.pool.service.device_of", lambda config: "cuda")
         patched.setattr("deployments.codec.pool.service.load_codec", lambda model, config: codec)
         service = make_service(tiny_checkpoint("Base"))
     monkeypatch.setattr("deployments.codec.pool.workers._LONGEST_GPU_CALL_S", 0.1)
@@ -290,8 +291,16 @@ def test_a_ready_replica_has_made_every_call(tiny_checkpoint: Checkpoints, monke
     monkeypatch.setattr("deployments.codec.pool.ramps.MAX_CALL_S", 0.0)
     assert load_codec(tiny, config).warm_up_result.largest_batches == {1: 1, 4: 1}
     shapes.clear()
-    assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).warm_up_result == WarmUpResult()
-    assert shapes == set()
+    loaded: list[Path] = []
+    load = pool_codec.load_decoder
+    monkeypatch.setattr(
+        pool_codec, "load_decoder", lambda path, **options: loaded.append(path) or load(path, **options)
+    )
+    unused = load_codec(tiny, config.model_copy(update={"placement": "inline"}))
+    assert unused.warm_up_result == WarmUpResult()
+    assert (shapes, loaded) == (set(), [])
+    assert unused.decoder is unused.decoder
+    assert len(loaded) == 1
 
 
 def test_a_new_replica_knows_its_capacity(tiny_checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:

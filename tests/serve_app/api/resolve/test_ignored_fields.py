@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from deployments.protocol import ModelInfo
-from serve_app.api.parsing.speech_body import EXTENSION_FIELDS, SPEECH, parse_speech
+from serve_app.api.parsing.speech_body import SpeechBody, names_of, parse_speech, with_fields
 from serve_app.api.resolve import ignored_fields
 from serve_app.api.resolve.ignored_fields import (
     Ignored,
@@ -17,9 +17,11 @@ from serve_app.api.resolve.ignored_fields import (
     with_unknown,
     without_effect,
 )
+from serve_app.api.voice_source import ChosenVoice
 from serve_app.config import ApiSettings
 from serve_app.extensions.live.connection import always_streamed
 from serve_app.extensions.text.spoken_text import TextRules, read
+from serve_app.extensions.voices.settings import RecordingFields, unused_preparation
 from serve_app.text.languages import spoken_language
 from tests.serve_app.extensions.client import heard
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
@@ -27,16 +29,19 @@ from tools.suites.rows import SOCKETS, here
 
 pytestmark = pytest.mark.anyio
 
+KIND = with_fields(SpeechBody, RecordingFields)
 EMBEDDED = replace(CUSTOM_VOICE, languages=("english",), supports_instructions=False, spoken_form="english")
 
 
 def of(info: ModelInfo, **fields: object) -> Reasons:
     sent = {"input": "Hello.", **fields}
-    body = parse_speech(sent, ApiSettings())
+    body = parse_speech(KIND, sent, ApiSettings())
     spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
     language = spoken_language(body.language, info.languages, default=None)
-    unused = without_effect(body, info, stored=None, language=language, read=EXTENSION_FIELDS)
-    return Ignored(sent, SPEECH, of_text(spoken)).reasons_for(dict(unused), {})
+    voice = ChosenVoice(body.voice, language=language)
+    unused = dict(without_effect(body, info, voice=voice, instructions=body.instructions))
+    unused |= unused_preparation(body, info, voice)
+    return Ignored(sent, names_of(KIND), {}).by_client_name(unused | of_text(spoken), {})
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo
 from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.resolve.resolver import ChosenVoice, Resolver
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.voice import choose_voice
-from serve_app.api.voice_source import NoVoices
+from serve_app.api.voice_source import ChosenVoice, NoVoices
 from serve_app.config import ApiSettings
 from serve_app.speech.speech_models import SpeechModels
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN
@@ -78,7 +78,7 @@ async def test_who_speaks(
 
     def expected(row: tuple[Any, ...]) -> ChosenVoice:
         name, stored, reason = row
-        return ChosenVoice(name, stored, reason and reason.format(info.name))
+        return ChosenVoice(name, stored, reason and reason.format(info.name), default=None if named else name)
 
     assert await chosen(info, named, lenient=True, **asked) == expected(lenient)  # type: ignore[arg-type]
     if isinstance(strict, tuple):

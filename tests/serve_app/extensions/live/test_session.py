@@ -19,6 +19,7 @@ from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.request_record import RequestRecord
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
+from serve_app.api.voice_source import ChosenVoice
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.extensions.continuity import tails
@@ -58,12 +59,11 @@ async def open_session(
         return synthesizer.synthesize(utterance.synthesis, info)
 
     texts, handshake = LiveTexts(), RequestState(RequestRecord("talk", 0))
+    spoken, delivery = read("", TextRules(spoken_form=info.spoken_form)), delivery or Delivery(AudioFormat.PCM)
     handshake.caller = Caller("test", visitor=STRANGER)
     session = Session(
         Resolver(SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)), ApiSettings()),
-        SpeechRequest(
-            info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))
-        ),
+        SpeechRequest(info, body, delivery, {}, spoken, ChosenVoice(body.voice), word_times=body.word_timestamps),
         handshake=handshake,
         request_id="talk",
         continuation=Continuation(TailStore(joins=False)),

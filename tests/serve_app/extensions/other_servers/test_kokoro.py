@@ -1,3 +1,5 @@
+"""Kokoro-FastAPI's route, and fields as other servers spell them."""
+
 import base64
 import json
 from dataclasses import replace
@@ -5,6 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from serve_app.extensions.other_servers.spellings import in_our_spelling
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.extensions.client import Json
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED_TEXT, FakeSynthesizer, followed, pcm_of
@@ -45,3 +48,19 @@ async def test_one_object() -> None:
     assert told["audio_format"] == "mp3"
     assert decode(base64.b64decode(str(told["audio"])))[0].size > 0
     assert [word["word"] for word in words([told])] == FOLLOWED_TEXT.split()
+
+
+@pytest.mark.parametrize(
+    ("sent", "ours"),
+    [
+        ({"model": "tts-1-hd-zh"}, {"model": "tts-1-hd", "language": "zh"}),
+        ({"model": "tts-1-de", "language": "en"}, {"model": "tts-1", "language": "en"}),
+        ({"model": "tts-1-xx"}, {"model": "tts-1-xx"}),
+        ({"lang_code": "z"}, {"language": "zh"}),
+        ({"lang_code": "z", "language": "en"}, {"lang_code": "z", "language": "en"}),
+        ({"instruction": "Sad.", "instructions": "Glad."}, {"instruction": "Sad.", "instructions": "Glad."}),
+        ({"model": 5}, {"model": 5}),
+    ],
+)
+def test_fields_of_other_servers(sent: dict[str, object], ours: dict[str, object]) -> None:
+    assert in_our_spelling(sent) == (ours, {})

@@ -3,8 +3,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from serve_app.config import Markup
-from serve_app.extensions.text.markup import CODE, CUE, EMOJI, LINK, MARKS, TOO_LONG, LiveMarkup, Token
+from serve_app.extensions.text.markup import CODE, CUE, EMOJI, LINK, MARKS, TOO_LONG, LiveMarkup, Markup, Token
 from serve_app.extensions.text.style_tags import StyleRules
 
 PIECES = [
