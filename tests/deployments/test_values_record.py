@@ -296,14 +296,8 @@ def test_messages() -> None:
     record("records", TalkerRecord(1, 2, 0.3, 4), CodecRecord(1, 2, 3, 4, 5, 6), CodecRecord())
     first = Start(100.0, stage="loading")
     done = first.ended(130.5)
-    for each in (
-        first,
-        done,
-        done.next(500.0),
-        done.next(500.0).next(600.0),
-        first.ended(120.0, failed="no"),
-        first.ended(9.0, failed="no").next(7.0),
-    ):
+    later, failed = done.next(500.0), first.ended(9.0, failed="no")
+    for each in (first, done, later, later.next(600.0), first.ended(120.0, failed="no"), failed.next(7.0)):
         record(start_key("app", "Talker: 囁き"), Start.read(each.note()), each.note().decode())
     record.check("messages")
 

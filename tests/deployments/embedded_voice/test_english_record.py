@@ -65,7 +65,8 @@ def test_english_as_it_is_spoken(part: str) -> None:
             begun = f" [{cut}{'!' * front.will_speak}: {''.join(each.spoken for each in parts)}]" if parts else ""
             parts += front.feed(text[cut:], is_last=True)
             live = "".join(each.spoken for each in parts)
-            assert "".join(each.written for each in parts) == text
+            again = front.feed("", is_last=True)
+            assert "".join(each.written for each in (*parts, *again)) == text
             others = f" (live: {live})" * (live != whole) + f" ({unspoken(text)} unspoken)" * (unspoken(text) > 0)
             record(f"{text} -> {whole}{begun}{others}")
     record.check(f"english-{part}")

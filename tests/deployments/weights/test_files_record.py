@@ -5,9 +5,14 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
+from email.message import Message
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError, URLError
 
 import pytest
 import torch
@@ -191,14 +196,7 @@ def answered(status: int) -> OSError:
 
 def test_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     record = Record((re.escape(str(tmp_path)), "TMP"), (re.escape(constants.HF_HUB_CACHE), "CACHE"))
-    whole = [
-        "config.json",
-        "vocab.json",
-        "merges.txt",
-        "model.safetensors",
-        CODEC,
-        "speech_tokenizer/model.safetensors",
-    ]
+    whole = [TOP, "vocab.json", "merges.txt", "model.safetensors", CODEC, "speech_tokenizer/model.safetensors"]
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_tts"}')
     (tmp_path / "codec").write_text('{"model_type": "qwen3_tts_tokenizer_12hz"}')
     (tmp_path / "other").write_text('{"model_type": "bert"}')
@@ -228,10 +226,8 @@ def test_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                 record("verify", name, revision)
                 for each in case.get("wrong", []):
                     (tmp_path / each).write_text("")
-                wrong = [
-                    {"path": each, "algorithm": "sha256", "actual": "a1", "expected": "b2"}
-                    for each in case.get("wrong", [])
-                ]
+                told = {"algorithm": "sha256", "actual": "a1", "expected": "b2"}
+                wrong = [{"path": each, **told} for each in case.get("wrong", [])]
                 return SimpleNamespace(mismatches=wrong)
 
         def snapshot(name: str, tqdm_class: type, resets: list[Exception] = resets) -> str:
@@ -248,11 +244,20 @@ def test_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         asked = "Qwen/Qwen3-TTS-12Hz-1.7B-Basic" if name in ("404", "full") else "someone/voice"
         record.attempt("download", lambda asked=asked: hub.download(asked, record.fake("report")))
         record("left", sorted(each.name for each in tmp_path.iterdir()))
-    monkeypatch.setattr(
-        hub,
-        "_query_error",
-        lambda name: None if name == "ok" else answered(404) if name == "no" else _raise(SystemExit),
-    )
-    for name in ("ok", "no"):
-        record.attempt(f"ask {name}", lambda name=name: hub.ask_hub(name))
+
+    def opened(request: Any, timeout: float) -> Any:
+        record("  asks", request.full_url, request.headers, timeout)
+        kinds = {
+            "no": HTTPError(request.full_url, 404, "Not Found", Message(), BytesIO()),
+            "away": URLError("no route"),
+        }
+        name = request.full_url.rpartition("/")[2]
+        return _raise(kinds[name]) if name in kinds else nullcontext()
+
+    monkeypatch.setattr(hub.urllib.request, "urlopen", opened)
+    asks = (("ok", None, False), ("ok", "hf_x", False), ("no", "", False), ("away", "", False), ("ok", None, True))
+    for name, token, offline in asks:
+        monkeypatch.setattr("huggingface_hub.get_token", lambda token=token: token)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        record.attempt(f"ask {name}", partial(hub.ask_hub, name))
     record.check("hub")

@@ -40,8 +40,8 @@ def here() -> Address:
     return Address("127.0.0.1", free_port())
 
 
-def findings(config: AppConfig = EMBEDDED, port: int | None = None) -> dict[str, Finding]:
-    address = here() if port is None else Address("127.0.0.1", port)
+def findings(config: AppConfig = EMBEDDED, port: int | None = None, host: str = "127.0.0.1") -> dict[str, Finding]:
+    address = here() if port is None else Address(host, port)
     return {finding.topic: finding for finding in examine(config, address)}
 
 
@@ -87,6 +87,7 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not findings(ON_GPU)["GPU"].ok
+    assert findings(ON_GPU, 80, "2001:db8::1")["port"].text.startswith("[2001:db8::1]:80 cannot be used (")
     monkeypatch.setattr(doctor, "count_gpus", lambda: 1)
     assert findings(ON_GPU)["GPU"].ok
     config = ON_GPU.model_copy(update={"codec_pool": PoolConfig(num_gpus=1)})
