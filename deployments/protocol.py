@@ -347,6 +347,7 @@ class PcmChunk:
         )
 
 
+# Values of all fields except `codes`, in order. `_frame_chunk` and `_pcm_chunk` pass them on by position.
 _beside_frames, _beside_samples = (
     attrgetter(*(each.name for each in fields(kind) if each.name != "codes")) for kind in (FrameChunk, PcmChunk)
 )

@@ -170,7 +170,7 @@ class ExtensionState:
     """An extension's state in one ingress replica, as returned by `Extension.open`. Override methods as needed."""
 
     def install(self, resolver: Resolver) -> None:
-        """Install this extension's per-request steps. Called once."""
+        """Replace decisions of `resolver`, or add steps to it. Called once. Jobs use these too, but not `resolve`."""
 
     async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
         """Run the extension's last step for an utterance, after the steps of earlier extensions. Errors other than

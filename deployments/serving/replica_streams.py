@@ -13,6 +13,7 @@ import numpy as np
 from deployments.errors import CodecLost, EngineError, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,
+    SAMPLE_BYTES,
     ClonePrompt,
     Codes,
     FinishReason,
@@ -50,7 +51,7 @@ class TalkerStream(ReplicaStream[FrameChunk, ReaderChunk]):
         return self._generate(replace(rest, gpu_frames=gpu_frames))
 
     def _collect(self, chunk: FrameChunk) -> None:
-        self._received.add(chunk, self._received.samples + len(chunk.pcm) // 2)
+        self._received.add(chunk, self._received.samples + len(chunk.pcm) // SAMPLE_BYTES)
 
 
 class TalkerAudio(TalkerStream[PcmChunk]):
@@ -119,7 +120,7 @@ class PendingFrames:
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
         """Start with the frames `first`, which precede those in the chunks."""
-        self._frame_bytes = 2 * frame_samples
+        self._frame_bytes = SAMPLE_BYTES * frame_samples
         self._frames: list[Frame] = [] if first is None else list(first)
         self._num_code_groups = 0
         self._pcm = bytearray()

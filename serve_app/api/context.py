@@ -1,5 +1,5 @@
-"""The API's outermost middleware, which assigns request ids, measures time to first byte, and replies to unexpected
-errors.
+"""The outermost middleware within Ray Serve's. It assigns request ids, measures time to first byte, and replies to
+unexpected errors.
 """
 
 import asyncio

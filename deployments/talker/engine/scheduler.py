@@ -29,7 +29,7 @@ _RESERVED = 8  # background sequences leave one row in eight free
 # Alongside a listener, background sequences get at most _MOST_BESIDE rows, one fewer for every four listeners, and at
 # least _FEWEST_BESIDE. More rows would prolong each step, and decoding their samples takes up time on the device.
 _MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 18, 4, 4
-# A frame is nearly due if the listener has less buffered audio than this, and than this number of steps takes.
+# A frame is nearly due if the listener has less buffered audio than both limits: a number of steps, and seconds.
 _NEARLY_DUE_STEPS = 3
 _NEARLY_DUE_S = 0.25
 

@@ -17,7 +17,7 @@ from serve_app.api.parsing.client_input import number
 
 P = ParamSpec("P")
 T = TypeVar("T")
-STARTING_AFTER = ("limit", "starting_after")  # names in Cartesia's API
+STARTING_AFTER = ("limit", "starting_after")  # query parameters of a page
 _APART = ThreadPoolExecutor(2, "stored")  # asyncio's default threads are reserved for live speech
 
 
