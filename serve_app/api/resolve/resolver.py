@@ -28,6 +28,14 @@ class WordTimer(Protocol):
     def __call__(self, source: SpokenText, info: ModelInfo, *, speed: float = 1.0) -> WordSource: ...
 
 
+class ChooseModel(Protocol):
+    """Chooses the model of a request. See `choose_named_model`."""
+
+    async def __call__(
+        self, resolver: "Resolver", hints: Mapping[str, object], *, sent: Mapping[str, object], lenient: bool = False
+    ) -> ModelInfo: ...
+
+
 Step = Callable[[SpeechRequest, Utterance], Awaitable[Utterance]]
 ReadText = Callable[["Resolver", SpeechBody, ModelInfo, ClonedVoice | None], Awaitable[tuple[SpokenText, Reasons]]]
 
@@ -72,7 +80,7 @@ class Resolver:
     settings: ApiSettings
     voices: VoiceSource = field(default_factory=NoVoices)
     # Extensions may replace these functions. Both take the resolver first, because jobs use a copy of it.
-    choose_model: Callable[..., Awaitable[ModelInfo]] = choose_named_model
+    choose_model: ChooseModel = choose_named_model
     read_text: ReadText = read_plain_text
     time_words: WordTimer | None = None  # None: word timestamps are unavailable
     # Returns the function that prepares the request's recording, or None to use it as it is.
