@@ -70,6 +70,11 @@ def test_limits_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
         elif draw.random() < 0.4 or step > 190:
             record(f"forget {key[:16]!r}", cache.forget((key[:16], b"unknown")))
             cache = cache if step > 200 else RecordingCache(max_bytes=100 + step // 20 * 10, size=len)
+    cache = RecordingCache(max_bytes=100, size=len)
+    for number in range(9):  # each voice is forgotten when the next one has come
+        cache.put(b"%016d" % number, bytes(40))
+        left = cache.forget([b"%016d" % (number - 1)])
+        record(f"forgotten {left}, found", [each for each in range(9) if cache.find(b"%016d" % each)])
     record.check("limits")
 
 

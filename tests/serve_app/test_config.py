@@ -52,7 +52,7 @@ def test_a_file_of_its_own_or_of_serve(file: Path, text: str, config: AppConfig)
         ("model: [", ["cannot be read"]),
         ("just words", ["valid dictionary"]),
         ("{model: embedded, models: [{name: a, model: b}]}", ["model and models cannot be combined"]),
-        ("models: [{name: a, model: x}, {name: A, model: y}]", ["the name 'A' is already a model"]),
+        ("models: [{name: Ab, model: x}, {name: aB, model: y}]", ["the name 'aB' is already a model"]),
         ("models: [{name: tts-1, model: x}]", ["the name 'tts-1' is already a model"]),
         ("models: [{name: qwen3-tts-clone, model: x}]", ["the name 'qwen3-tts-clone' is already a model"]),
         ("models: [{name: a/b, model: x}]", ["models.0.name"]),

@@ -1,14 +1,16 @@
+import fcntl
 import math
 import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from deployments.errors import EngineError
-from deployments.talker.engine import device
+from deployments.talker.engine import device, startup
 from deployments.talker.engine.device import MAX_LEAD_S, EngineDevice, gpu_startup_lock
 from deployments.talker.engine.engine import Engine
 from tests.deployments.talker.conftest import CONFIG
@@ -53,14 +55,25 @@ def test_a_gpu_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         EngineDevice(CONFIG, "cuda").begin()
 
 
+def test_an_engine_is_warm_before_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = MagicMock()
+    monkeypatch.setattr(EngineDevice, "startup_lock", lambda chosen, report: calls.lock)
+    monkeypatch.setattr(startup, "build_engine", calls.build)
+    monkeypatch.setattr(startup, "warm_up", calls.warm_up)
+    startup.load_engine(Path(), CONFIG, startup.StartClock())
+    assert [each[0] for each in calls.mock_calls] == ["lock.__enter__", "build", "warm_up", "lock.__exit__"]
+
+
 def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one would count the memory that another one takes as its own."""
     monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
-    waits, order = threading.Event(), list[str]()
+    waits, order, file = threading.Event(), list[str](), device.cache_directory() / "gpu-GPU-1.lock"
 
     def start() -> None:
-        with EngineDevice(CONFIG, "cuda").startup_lock(lambda stage: waits.set()):
+        with EngineDevice(CONFIG, "cuda").startup_lock(lambda stage: waits.set()), file.open() as lock:
+            with pytest.raises(BlockingIOError):  # a third engine would wait too
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             order.append("second")
 
     with EngineDevice(CONFIG, "cuda").startup_lock(pytest.fail), EngineDevice(CONFIG).startup_lock(pytest.fail):

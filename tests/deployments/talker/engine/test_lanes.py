@@ -151,8 +151,11 @@ def test_text_that_is_written_while_its_first_frame_is_made_is_spoken(engine: En
         engine.add(1, live(at_once(text)))
         engine.append_text(1, text[:7], is_last=False)
 
+    waited: list[int] = []
+    wait = engine.lanes.wait_for_lane
+    engine.lanes.wait_for_lane = lambda number: (waited.append(number), wait(number))[1]  # type: ignore[method-assign]
     chunks = lane.beside(begin, lambda: engine.append_text(1, text[7:], is_last=True))
-    assert lane.ids == [1]
+    assert (lane.ids, waited) == ([1], [1])
     rest = drain(engine)
     assert lane.queued == [[1]]
     np.testing.assert_array_equal(joined(chunks, rest, 1), expected)

@@ -92,17 +92,17 @@ def test_a_pool_for_labels_that_no_machine_here_has_is_refused(pool: str) -> Non
 )
 def test_a_wait_says_whether_the_machine_is_busy(load: float, busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_server, "_BUSY_S", 0.01)
-    monkeypatch.setattr(local_server, "_load", lambda: (load, 4))
+    monkeypatch.setattr(local_server, "_load", lambda: (load if len(lines) == 2 else 0.0, 4))
     lines, three = [], threading.Event()
 
     def report(line: str) -> None:
         lines.append(line)
-        if len(lines) == 3:
+        if len(lines) == 4:
             three.set()
 
     with local_server._waiting("starting Ray", report):
         assert three.wait(60)
-    assert lines[:2] == ["starting Ray", f"starting Ray: 0 s{busy}"]
+    assert lines[:3] == ["starting Ray", "starting Ray: 0 s", f"starting Ray: 0 s{busy}"]
 
 
 @pytest.mark.parametrize(("load", "polls", "answers"), [(0.0, 1, False), (9.0, 3, True), (0.0, 0, True)])

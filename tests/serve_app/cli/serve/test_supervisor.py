@@ -97,14 +97,15 @@ def test_what_the_driver_said_last_is_repeated(monkeypatch: pytest.MonkeyPatch) 
     ("code", "reason"),
     [
         ("say('lost', 'the raylet has gone')", "the raylet has gone"),
-        ("import os; os.abort()", "the process that started Ray was killed by signal 6"),
+        ("os.abort()", "the process that started Ray was killed by signal 6"),
     ],
 )
 def test_a_server_that_is_lost_says_why(monkeypatch: pytest.MonkeyPatch, code: str, reason: str, parent: Path) -> None:
-    driver(monkeypatch, f"say('ready', ''); {code}")
-    with pytest.raises(ServerLost, match=reason), running(AppConfig(), ADDRESS, print) as server:
+    driver(monkeypatch, f"import os; os.mkdir(order['folder'] + '/ray'); say('ready', ''); {code}")
+    with pytest.raises(ServerLost, match=reason) as raised, running(AppConfig(), ADDRESS, print) as server:
         server.wait()
-    assert not list(parent.iterdir())
+    [kept] = parent.iterdir()
+    assert str(raised.value).endswith(f"\nLogs: {kept}")
 
 
 def interrupt(number: signal.Signals, after_s: float) -> threading.Thread:
