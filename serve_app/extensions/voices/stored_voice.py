@@ -59,7 +59,7 @@ _Options = Annotated[dict[_Option, bool | int | float], Field(max_length=len(fie
 
 
 class Sent(Strict):
-    """Base class for what contains values from clients."""
+    """Base class of objects that contain values from clients."""
 
     @classmethod
     def made(cls, **values: object) -> Self:

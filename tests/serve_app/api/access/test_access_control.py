@@ -62,7 +62,7 @@ async def ask(api: FastAPI, method: str = "POST", path: str = SPEECH, **headers:
 async def test_only_who_reads_probes_and_lists_needs_no_key(file: Path, key: str, path: str) -> None:
     api = surface(keys_file=file)
     wrong = key[:-1] + ("A" if key[-1] == "B" else "B")
-    for offered in ({}, {"authorization": "Bearer unused"}, {"xi_api_key": wrong}):  # a placeholder, a revoked key
+    for offered in ({}, {"authorization": "Bearer unused"}, {"xi_api_key": wrong}):  # none, unused, wrong
         assert (await ask(api, "GET", path, accept="text/html", **offered)).status_code == 200
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert (await ask(api, method, path)).status_code == 401, method
