@@ -45,7 +45,6 @@ from deployments.serving import metrics
 from serve_app.api.application import create_api
 from serve_app.api.context import without_read_ahead
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.resolver import Resolver
 from serve_app.app import build_app
 from serve_app.cli.key_file import create_key, limit_keys, revoke_keys
 from serve_app.cli.main import cli
@@ -53,10 +52,9 @@ from serve_app.config import ApiSettings, AppConfig
 from serve_app.config_file import read_config
 from serve_app.extension import ExtensionState, Node
 from serve_app.extensions.jobs.job_manager import JobManager
+from serve_app.extensions.jobs.planning import resolver_of_jobs
 from serve_app.extensions.jobs.segment_maker import SegmentMaker
 from serve_app.extensions.live.live_text import LiveTexts
-from serve_app.extensions.models.model_choice import ModelChoice
-from serve_app.extensions.text.reading import TextReading
 from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
@@ -323,9 +321,7 @@ class World:
         )
         voices, texts = open_voices(settings.of(VoiceSettings), forget=self._forget), LiveTexts()
         speaking = {name: SpeechModel(speaker, settings.admission) for name, speaker in routes.items()}
-        resolver = Resolver(SpeechModels(speaking), settings)
-        for state in (TextReading(), voices, ModelChoice()):
-            state.install(resolver)
+        resolver = resolver_of_jobs(SpeechModels(speaking), settings, voices)
         book = Book(record if wanted.get("records", True) else Record())
         self.hindrance: str | None = None
         maker = SegmentMaker(routes, voices, book.receive)

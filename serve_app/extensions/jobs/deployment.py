@@ -8,15 +8,13 @@ from typing import Any
 from ray import serve
 
 from deployments.serving import ray_metrics, ray_private
-from serve_app.api.resolve.resolver import Resolver
 from serve_app.audio import recordings
 from serve_app.config import ApiSettings
 from serve_app.extensions.jobs.job_manager import JobManager
+from serve_app.extensions.jobs.planning import resolver_of_jobs
 from serve_app.extensions.jobs.segment_maker import SegmentMaker
-from serve_app.extensions.models.model_choice import ModelChoice
 from serve_app.extensions.records.extension import record_keeper
 from serve_app.extensions.records.settings import RecordSettings
-from serve_app.extensions.text.reading import TextReading
 from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.ingress import forget_everywhere, limit_kept_memory, return_memory
@@ -42,9 +40,7 @@ class JobsReplica:
         self._voices = open_voices(settings.of(VoiceSettings), num_nodes=ray_private.num_nodes(), forget=forget)
         synthesizers = {model.name: ReplicaSynthesizer(model) for model in models}
         speaking = {name: SpeechModel(synthesizer, settings.admission) for name, synthesizer in synthesizers.items()}
-        resolver = Resolver(SpeechModels(speaking), settings)
-        for state in (TextReading(), self._voices, ModelChoice()):
-            state.install(resolver)
+        resolver = resolver_of_jobs(SpeechModels(speaking), settings, self._voices)
         replica, folder = ray_private.replica_name(), ray_private.log_folder()
         self._keeper = record_keeper(settings.of(RecordSettings), self._voices.store, replica=replica, folder=folder)
         maker = SegmentMaker(synthesizers, self._voices, self._keeper.receive)

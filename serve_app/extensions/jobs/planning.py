@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import TypeVar
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
@@ -16,6 +17,8 @@ from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.config import ApiSettings
+from serve_app.extension import ExtensionState
+from serve_app.extensions import load_extensions
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.settings import JobSettings
 from serve_app.extensions.jobs.stored_job import (
@@ -28,9 +31,13 @@ from serve_app.extensions.jobs.stored_job import (
     Segment,
     StoredJob,
 )
+from serve_app.extensions.models.model_choice import ModelChoice
+from serve_app.extensions.text.reading import TextReading
 from serve_app.extensions.text.spoken_text import ReadText
+from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.stored_voice import StoredVoice
 from serve_app.speech.segments import Segments, Utterance
+from serve_app.speech.speech_models import SpeechModels
 from serve_app.text.characters import is_speakable
 
 T = TypeVar("T", Rules, Manner)
@@ -41,6 +48,17 @@ _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_
 _LONGEST_PLANNING_S = 60.0
 _EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after this many seconds, reject a job that would take four times the limit
 _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # maximum size of each piece of the plan
+
+
+def resolver_of_jobs(models: SpeechModels, settings: ApiSettings, voices: Voices) -> Resolver:
+    """Return the resolver of the process that plans jobs. It reads the same body fields as the ingresses' resolvers."""
+    resolver = Resolver(models, settings)
+    states: list[ExtensionState] = [TextReading(), voices, ModelChoice()]
+    if any(extension.name == "other_servers" for extension in load_extensions(settings.extensions)):
+        states.append(resolve_name("serve_app.extensions.other_servers.spellings:Spellings")())
+    for state in states:
+        state.install(resolver)
+    return resolver
 
 
 class Planned:

@@ -10,13 +10,11 @@ import numpy as np
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.resolver import Resolver
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.extensions.jobs.job_manager import JobManager
+from serve_app.extensions.jobs.planning import resolver_of_jobs
 from serve_app.extensions.jobs.segment_maker import SegmentMaker
 from serve_app.extensions.jobs.settings import JobSettings
-from serve_app.extensions.models.model_choice import ModelChoice
-from serve_app.extensions.text.reading import TextReading
 from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.speech_models import SpeechModel, SpeechModels
@@ -73,9 +71,7 @@ class Server:
         )
         self.voices = open_voices(settings.of(VoiceSettings))
         models = SpeechModels({"": SpeechModel(speaker, settings.admission)})
-        resolver = Resolver(models, settings)
-        for state in (TextReading(), self.voices, ModelChoice()):
-            state.install(resolver)
+        resolver = resolver_of_jobs(models, settings, self.voices)
         self.hindrance: str | None = None
         self.records: list[RequestRecord] = []  # of segments
         self.synthesizers = {"": speaker}
