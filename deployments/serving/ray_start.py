@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ray
-from ray._private import node, services
+from ray._private import node, ray_constants, services
 from ray._private.node import Node
 from ray._raylet import persist_port  # type: ignore[attr-defined]
 from ray.serve._private import api, client
@@ -15,6 +15,8 @@ from deployments.errors import StartError
 _POLL_S = 0.25
 # Processes of Ray that nothing here uses. `ray.init` would wait three seconds for the first.
 _UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
+# Address of the dashboard, where nothing listens. Without one, Ray's agent would log an error each second.
+_NO_DASHBOARD = b"127.0.0.1:1"
 _starting: list[Node] = []
 # Ports for Ray's agents. If Ray chooses a port itself, the raylet exits unless the agent reports it within 15 s.
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
@@ -35,6 +37,9 @@ def extend_start_timeouts(patience_s: float, agent_ports: Sequence[int]) -> None
             setattr(started._ray_params, name, port)
             persist_port(started._session_dir, started._node_id, name, port)  # the agent later writes the same value
         start(started)
+        started.get_gcs_client().internal_kv_put(
+            ray_constants.DASHBOARD_ADDRESS.encode(), _NO_DASHBOARD, True, ray_constants.KV_NAMESPACE_DASHBOARD
+        )
 
     def patient(ask: Callable[..., Any], **short: int) -> Callable[..., Any]:
         def asked(*which: Any, **limits: Any) -> Any:

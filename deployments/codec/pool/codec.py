@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from math import inf
 from pathlib import Path
+from threading import Lock
 
 import torch
 
-from deployments.codec.backends.registry import load_decoder
+from deployments.codec.backends.registry import choose_decoders, load_decoder
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, describe_choice, snr_db, warm_up
 from deployments.codec.decoder_state import DecoderState
@@ -88,10 +89,11 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     torch.set_num_threads(_INLINE_THREADS if is_inline else 1)
     checkpoint = locate(model, report=lambda line: report_stage(f"codec: {line}"))
     directory = checkpoint / "speech_tokenizer"
-    load = cache(partial(_load_decoder, directory, config))
+    _check_precision(directory, config)
+    load = _once(partial(_load_decoder, directory, config))
     encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None
     warm_up_result = WarmUpResult()
-    if not is_inline:  # otherwise this replica only encodes, and needs the decoder only to replace a lost replica
+    if not is_inline:  # otherwise this replica only encodes recordings, and only for talkers on CPUs
         decoder = load()
         if not decodes_in_processes(config):
             warm_up_result = warm_up(decoder, chosen_ramp(config.workers), longest_call_s(config.workers))
@@ -108,6 +110,28 @@ def decodes_in_processes(config: CodecConfig) -> bool:
     return config.workers > 1 and config.placement != "inline" and device_of(config) == "cpu"
 
 
+def _once(load: Callable[[], CodecDecoder]) -> Callable[[], CodecDecoder]:
+    """Return a function that calls `load` once, even if several threads call it together."""
+    lock, loaded = Lock(), cache(load)
+
+    def locked() -> CodecDecoder:
+        with lock:
+            return loaded()
+
+    return locked
+
+
+def _check_precision(directory: Path, config: CodecConfig) -> None:
+    """Raise StartError if the device does not support the configured precision."""
+    device = torch.device(device_of(config))
+    backend = choose_decoders(SpeechTokenizerConfig.load(directory), device).backend
+    if config.precision not in ("auto", "float32", *backend.precisions(device)):
+        needed = {"bfloat16": "a CPU with AVX512-BF16 or AMX"}.get(config.precision, "a GPU")
+        raise StartError(
+            f"codec.precision: {config.precision} needs {needed}, which this machine lacks: set auto or float32"
+        )
+
+
 def _load_decoder(directory: Path, config: CodecConfig) -> CodecDecoder:
     decoder = _choose_precision(load_decoder(directory, device=device_of(config)), config)
     metrics.PRECISION.record(1, pool="codec", precision=decoder.precision)
@@ -117,16 +141,10 @@ def _load_decoder(directory: Path, config: CodecConfig) -> CodecDecoder:
 
 
 def _choose_precision(exact: CodecDecoder, config: CodecConfig) -> CodecDecoder:
-    failed = ""
-    available = exact.backend.precisions(exact.device)
-    if config.precision not in ("auto", exact.precision, *available):
-        needed = {"bfloat16": "a CPU with AVX512-BF16 or AMX"}.get(config.precision, "a GPU")
-        raise StartError(
-            f"codec.precision: {config.precision} needs {needed}, which this machine lacks: set auto or float32"
-        )
     if config.precision != "auto":
         return exact if config.precision == exact.precision else CodecDecoder(exact.backend.at(config.precision))
-    for precision in available:
+    failed = ""
+    for precision in exact.backend.precisions(exact.device):
         rounded = CodecDecoder(exact.backend.at(precision))
         ratio_db = probe_snr_db(rounded, exact)
         if ratio_db >= MIN_SNR_DB:

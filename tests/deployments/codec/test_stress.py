@@ -129,6 +129,7 @@ def test_a_precision_that_the_machine_lacks_fails_at_the_start(
 ) -> None:
     monkeypatch.setattr(f"{BACKEND}.TorchBackend.precisions", staticmethod(lambda device: available))
     with nullcontext() if refused is None else pytest.raises(StartError, match=f"codec.precision: {refused}"):
+        codec._check_precision(directory, CodecConfig(precision=asked))
         assert codec._load_decoder(directory, CodecConfig(precision=asked)).precision == asked
 
 
