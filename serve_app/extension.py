@@ -170,7 +170,7 @@ class ExtensionState:
     """An extension's state in one ingress replica, as returned by `Extension.open`. Override methods as needed."""
 
     def install(self, resolver: Resolver) -> None:
-        """Replace decisions of `resolver`, or add steps to it. Called once. Jobs use these too, but not `resolve`."""
+        """Replace decisions of `resolver`, or add steps to it. Called once. For jobs, use `Extension.reads`."""
 
     async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
         """Run the extension's last step for an utterance, after the steps of earlier extensions. Errors other than
@@ -216,6 +216,8 @@ class Extension:
     # Each ingress replica calls this once. Routes get the result, any object, from `SpeechService.opened_by`. The core
     # only calls the methods of an `ExtensionState`.
     open: Callable[[OpenContext], object] | None = None
+    # Changes how bodies are read, for example their field names, in ingress replicas and in the replica of jobs.
+    reads: Callable[[Resolver], None] | None = None
 
 
 def open_all(extensions: Sequence[Extension], context: OpenContext, added: Mapping[str, object]) -> dict[str, object]:

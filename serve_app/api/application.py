@@ -66,6 +66,9 @@ def create_api(
     joined = {name: state for name, state in states.items() if isinstance(state, ExtensionState)}
     joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # third-party extensions run last
     resolver = Resolver(models, settings)
+    for extension in extensions:
+        if extension.reads is not None:
+            extension.reads(resolver)
     for name, state in joined.items():
         state.install(resolver)
         resolver.on_discard.append(state.discard)

@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pkgutil import resolve_name
 from typing import TypeVar
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
@@ -17,7 +16,6 @@ from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.config import ApiSettings
-from serve_app.extension import ExtensionState
 from serve_app.extensions import load_extensions
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.settings import JobSettings
@@ -53,11 +51,11 @@ _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # maximum size of each piece of the p
 def resolver_of_jobs(models: SpeechModels, settings: ApiSettings, voices: Voices) -> Resolver:
     """Return the resolver of the process that plans jobs. It reads the same body fields as the ingresses' resolvers."""
     resolver = Resolver(models, settings)
-    states: list[ExtensionState] = [TextReading(), voices, ModelChoice()]
-    if any(extension.name == "other_servers" for extension in load_extensions(settings.extensions)):
-        states.append(resolve_name("serve_app.extensions.other_servers.spellings:Spellings")())
-    for state in states:
+    for state in (TextReading(), voices, ModelChoice()):
         state.install(resolver)
+    for extension in load_extensions(settings.extensions):
+        if extension.reads is not None:
+            extension.reads(resolver)
     return resolver
 
 

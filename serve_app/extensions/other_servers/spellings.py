@@ -7,7 +7,6 @@ from deployments.errors import InvalidRequest
 from serve_app.api.parsing.client_input import switch
 from serve_app.api.resolve.ignored_fields import Reasons
 from serve_app.api.resolve.resolver import Resolver
-from serve_app.extension import ExtensionState
 from serve_app.text.languages import language_name
 
 # Qwen3-TTS servers append the language to the model name, as in tts-1-hd-zh.
@@ -15,13 +14,11 @@ _WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
 _KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
 
 
-class Spellings(ExtensionState):
-    """Extension object that replaces other servers' names."""
-
-    def install(self, resolver: Resolver) -> None:
-        resolver.translate = in_our_spelling
-        resolver.spellings = {"instruction": "instructions", "lang_code": "language"}
-        resolver.spellings |= dict.fromkeys(("ssml", "normalization_options"))
+def install(resolver: Resolver) -> None:
+    """Make a resolver accept other servers' names."""
+    resolver.translate = in_our_spelling
+    resolver.spellings = {"instruction": "instructions", "lang_code": "language"}
+    resolver.spellings |= dict.fromkeys(("ssml", "normalization_options"))
 
 
 def in_our_spelling(fields: Mapping[str, object]) -> tuple[dict[str, object], Reasons]:

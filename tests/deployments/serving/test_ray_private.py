@@ -94,11 +94,15 @@ def test_a_node_waits_for_its_parts(
 
     raylet = SimpleNamespace(poll=lambda: 1, returncode=-9, pid=7)
     parts, given_ports = {"raylet": [SimpleNamespace(process=raylet)]}, dict(zip(AGENT_PORTS, range(4), strict=True))
-    starting = SimpleNamespace(all_processes=parts, _ray_params=SimpleNamespace(), _session_dir="", _node_id="id")
-    persisted: dict[str, int] = {}
+    persisted, stored, meanwhile = dict[str, int](), dict[bytes, bytes](), list[str | None]()
+    store = SimpleNamespace(internal_kv_put=lambda key, value, *_: stored.update({key: value}))
+    starting = SimpleNamespace(
+        all_processes=parts, _ray_params=SimpleNamespace(), _session_dir="", _node_id="id", get_gcs_client=lambda: store
+    )
     for owner, name, value in (
         (ray_start, "persist_port", lambda *port: persisted.update([port[2:]])),
-        (ray_start.Node, "start_head_processes", lambda _: None), (ray_start.services, "get_node", ask),
+        (ray_start.Node, "start_head_processes", lambda _: meanwhile.append(ended_part(["raylet"]))),
+        (ray_start.services, "get_node", ask),
         (ray_start.node, "wait_for_persisted_port", ask),
         (ray_start, "_starting", []),
         (ray_start, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None)),
@@ -109,7 +113,8 @@ def test_a_node_waits_for_its_parts(
     assert (patience_s, patience_s) == (ray_start.api.HTTP_PROXY_TIMEOUT, ray_start.client.HTTP_PROXY_TIMEOUT)
     ray_start.Node.start_head_processes(starting)
     assert vars(starting._ray_params) == persisted == given_ports
-    assert ended_part(["raylet"]) == "Ray's raylet (process 7) was killed by signal 9"
+    assert [ended_part(["raylet"])] == meanwhile == ["Ray's raylet (process 7) was killed by signal 9"]
+    assert stored == {b"dashboard": b"127.0.0.1:1"}  # nothing listens there
     given = {"timeout_ms": 30_000} if waits_for_port else {}
     asked = ray_start.node.wait_for_persisted_port if waits_for_port else ray_start.services.get_node
     with nullcontext() if started else pytest.raises(StartError, match="Ray did not start within"):
