@@ -220,6 +220,15 @@ class Extension:
     reads: Callable[[Resolver], None] | None = None
 
 
+def new_resolver(extensions: Sequence[Extension], models: SpeechModels, settings: ApiSettings) -> Resolver:
+    """Return the core's resolver, which reads bodies as the extensions define."""
+    resolver = Resolver(models, settings)
+    for extension in extensions:
+        if extension.reads is not None:
+            extension.reads(resolver)
+    return resolver
+
+
 def open_all(extensions: Sequence[Extension], context: OpenContext, added: Mapping[str, object]) -> dict[str, object]:
     """Open all extensions except those in `context.opened`, and return all states by extension name. Required
     extensions open first. `added`: handles of the deployments that extensions add.

@@ -22,12 +22,11 @@ from serve_app.api.docs_page import docs_routes
 from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.routing import charging, dialects_of, http_router, socket_router
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.distribution import version
-from serve_app.extension import Charge, Dialect, ExtensionState, Node, OpenContext, open_all
+from serve_app.extension import Charge, Dialect, ExtensionState, Node, OpenContext, new_resolver, open_all
 from serve_app.extensions import BUILT_IN, load_extensions
 from serve_app.speech.model_state import ModelStatus
 from serve_app.speech.speech_models import SpeechModel, SpeechModels, always
@@ -65,10 +64,7 @@ def create_api(
     states = open_all(extensions, context, added or {})
     joined = {name: state for name, state in states.items() if isinstance(state, ExtensionState)}
     joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # third-party extensions run last
-    resolver = Resolver(models, settings)
-    for extension in extensions:
-        if extension.reads is not None:
-            extension.reads(resolver)
+    resolver = new_resolver(extensions, models, settings)
     for name, state in joined.items():
         state.install(resolver)
         resolver.on_discard.append(state.discard)

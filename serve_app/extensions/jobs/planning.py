@@ -16,6 +16,7 @@ from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.config import ApiSettings
+from serve_app.extension import new_resolver
 from serve_app.extensions import load_extensions
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.settings import JobSettings
@@ -50,12 +51,9 @@ _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # maximum size of each piece of the p
 
 def resolver_of_jobs(models: SpeechModels, settings: ApiSettings, voices: Voices) -> Resolver:
     """Return the resolver of the process that plans jobs. It reads the same body fields as the ingresses' resolvers."""
-    resolver = Resolver(models, settings)
+    resolver = new_resolver(load_extensions(settings.extensions), models, settings)
     for state in (TextReading(), voices, ModelChoice()):
         state.install(resolver)
-    for extension in load_extensions(settings.extensions):
-        if extension.reads is not None:
-            extension.reads(resolver)
     return resolver
 
 

@@ -81,12 +81,12 @@ def test_google_says_what_happens(metadata: Metadata, answers: dict[str, str], l
 
 
 def test_no_metadata_is_no_notice(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody = Aws("http://127.0.0.1:1")
+    unreachable = Aws("http://127.0.0.1:1")
     with pytest.raises(MetadataUnreachable, match=r"127\.0\.0\.1:1/latest/api/token"):
-        nobody.notice()
+        unreachable.notice()
     monkeypatch.setattr(notices, "open_direct", Mock(side_effect=BadStatusLine("nonsense")))
     with pytest.raises(MetadataUnreachable, match="nonsense"):
-        nobody.notice()
+        unreachable.notice()
 
 
 @pytest.mark.parametrize(("arguments", "watched"), [
