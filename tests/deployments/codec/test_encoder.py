@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from deployments.codec.encoder import CodecEncoder
+from tests.records import Record
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +35,10 @@ def test_padding_behind_a_recording_does_not_change_its_codes(encoder: CodecEnco
     padded[:num_samples] = torch.from_numpy(audio)
     codes = encoder.encode(audio)
     assert np.array_equal(encoder.codes(padded, torch.tensor(num_samples)).numpy()[: len(codes)], codes)
+
+
+def test_codes_of_noise(encoder: CodecEncoder) -> None:
+    record = Record()
+    for num_samples in (1, 24 * 9, 24 * 9 + 1, 24 * 20 - 1):
+        record(f"{num_samples} samples", encoder.encode(noise(num_samples)).tolist())
+    record.check("codec-encoder")

@@ -5,9 +5,10 @@ import torch
 
 from deployments.errors import InvalidRequest
 from deployments.talker.model.model_config import SpeakerEncoderConfig
-from deployments.talker.model.speaker_encoder import SpeakerEncoder
+from deployments.talker.model.speaker_encoder import SpeakerEncoder, log_mel
 from deployments.weights.store import as_config
 from talkray_tools.released import SHAPES
+from tests.records import Record
 
 # Equality with the official encoder is in tests/parity/test_golden.py.
 
@@ -48,3 +49,13 @@ def test_hardly_any_audio_is_refused(num_samples: int, encoder: SpeakerEncoder) 
 def test_the_released_section_names_only_what_differs() -> None:
     config = as_config(SpeakerEncoderConfig, {"enc_dim": 2048, "sample_rate": 24000, "model_type": "whatever"}, FILE)
     assert config == SpeakerEncoderConfig(enc_dim=2048)
+
+
+def test_spectrograms_and_vectors_of_noise(encoder: SpeakerEncoder) -> None:
+    record = Record()
+    mel = log_mel(noise(6000), torch.tensor(5500), sample_rate=24000, num_mels=128)
+    for band in range(0, 128, 5):
+        record(f"band {band}", *(f"{level:.1f}" for level in mel[band].tolist()))
+    for num_samples in (3000, 7001, 30000):
+        record(f"{num_samples} samples", *(f"{value:.3f}" for value in encoder.embed(noise(num_samples)).tolist()))
+    record.check("speaker-encoder")
