@@ -30,7 +30,7 @@ from deployments.protocol import Mailbox, Progress, Reference
 from deployments.talker.engine import device, startup
 from deployments.talker.model.model_config import ModelConfig
 from deployments.weights import checkpoint as checkpoints
-from tests.deployments.talker.driving import ask
+from tests.deployments.talker.driving import GREEDY, ask
 from tests.records import Record, shown
 from tests.virtual_time import virtual_clock
 
@@ -266,5 +266,14 @@ def test_an_engine(
 
 
 def test_an_engine_on_a_cpu(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, load = Record(), ModelConfig.load
     monkeypatch.setattr(PlainSlots, "load", lambda *args, **options: pytest.fail("no frame has been asked for"))
-    startup.load_engine(checkpoint, TalkerConfig(device="cpu"), startup.StartClock())
+    monkeypatch.setattr(ModelConfig, "load", lambda folder: reading(load(folder)))
+    engine = startup.load_engine(checkpoint, TalkerConfig(device="cpu"), startup.StartClock())
+    engine.add(1, ask("Hello there, all of you.", frames=9, sampling=GREEDY, word_times=True))
+    engine.add(2, ask("One two. ", frames=7, sampling=GREEDY, instructions="Slowly.", word_times=True))
+    while not engine.is_idle:
+        for number, chunk in engine.step().chunks:
+            places = [f"{char:.1f}" for reading in chunk.readings for char in reading.chars]
+            record(f"{number}: frames {chunk.codes[:, 0].tolist()}", *places, chunk.finish_reason)
+    record.check("cpu-engine")
