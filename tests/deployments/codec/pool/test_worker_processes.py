@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,9 @@ import torch
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.decoder_state import DecoderState
+from deployments.codec.pool import worker_process
 from deployments.codec.pool.shared_states import SharedStates
-from deployments.codec.pool.workers import DecoderChoice, WorkerProcesses
+from deployments.codec.pool.workers import DecoderChoice, SharedTask, WorkerProcesses
 from deployments.errors import CodecLost, EngineError
 
 COUNT = 2
@@ -183,3 +186,25 @@ def test_they_end_with_their_replica(directory: Path) -> None:
     while any(Path(f"/proc/{pid}/exe").exists() for pid in left):
         assert time.monotonic() < deadline_s, "decoder processes outlive their replica"
         time.sleep(0.01)
+
+
+def test_a_worker_counts_what_each_call_repaired(decoder: CodecDecoder, codes: torch.Tensor) -> None:
+    states = SharedStates(decoder.initial_state(), os.memfd_create("states"))
+    asked = SharedTask(codes[0, :1].numpy().astype(np.int16), 0, None, 3, state_only=False, followed_by=0)
+    sent, coming = list[Any](), [[asked], [asked, replace(asked, target=4)]]
+
+    def repaired(codes: torch.Tensor, states: list[DecoderState]) -> object:
+        decoder.repaired += len(codes)
+        return CodecDecoder.decode(decoder, codes, states)
+
+    def receive() -> list[SharedTask]:
+        if not coming:
+            raise EOFError
+        return coming.pop(0)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(decoder, "decode", repaired)
+        worker_process.serve(SimpleNamespace(send=sent.append, recv=receive), decoder, states)  # type: ignore[arg-type]
+    assert [sent[0], *(each.repaired for each in sent[1:])] == [os.getpid(), 1, 2]
+    assert [position for _, position in sent[2].outcomes] == [1, 1]
+    assert all(map(torch.equal, states.read(3), states.read(4)))
