@@ -121,13 +121,13 @@ def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sounds_and_endings() -> None:
     record, draw = Record(), random.Random(2)
     noise = np.where(np.arange(240) % 2, 1, -1)
-    for number in range(60):
+    for number in range(150):
         guard = EndingGuard(240, 3000, position=draw.choice([0, 0, 0, 240, 700]))
         silence, sound, frames = LeadingSilence(3000), FirstSound(3000), 0
         levels = [
             [0] * draw.choice([0, 3, 30, 131]),
             [9000] * draw.choice([0, 2, 40]),
-            draw.choice([[0] * 110, [150] * 130, [400, 420] * 60, [9000] * 190]),
+            draw.choice([[0] * draw.choice([9, 110]), [150] * 130, [400, 420] * 60, [9000] * 190]),
         ]
         loop, tokens = draw.choice([0, 3, 7, 40, 41]), draw.choice([0, 2, 5, 60])
         codes = [draw.randint(2, 2000) for _ in range(draw.choice([2, 40]))]
