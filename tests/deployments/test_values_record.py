@@ -121,7 +121,7 @@ def test_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sounds_and_endings() -> None:
     record, draw = Record(), random.Random(2)
     noise = np.where(np.arange(240) % 2, 1, -1)
-    for number in range(150):
+    for number in range(330):
         guard = EndingGuard(240, 3000, position=draw.choice([0, 0, 0, 240, 700]))
         silence, sound, frames = LeadingSilence(3000), FirstSound(3000), 0
         levels = [

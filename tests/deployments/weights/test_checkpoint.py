@@ -12,7 +12,7 @@ from deployments.errors import CheckpointError
 from deployments.weights.checkpoint import load_strict, read_shapes, read_tensors
 from deployments.weights.description import cloning_fingerprint
 
-TENSORS = {"part.weight": torch.arange(6.0).view(2, 3), "part.bias": torch.ones(2), "other.weight": torch.zeros(4)}
+TENSORS = {"part.weight": torch.arange(6.0).view(2, 3), "part.bias": torch.ones(2), "other.part.weight": torch.zeros(4)}
 
 
 def write_single(directory: Path, tensors: dict[str, Tensor]) -> None:
@@ -44,7 +44,7 @@ def test_a_meta_module_is_filled(tmp_path: Path, write: type) -> None:
 
 def test_only_the_prefix_is_read(tmp_path: Path) -> None:
     write_shards(tmp_path, TENSORS)
-    (tmp_path / "model-2.safetensors").unlink()  # the shard of "other.weight"
+    (tmp_path / "model-2.safetensors").unlink()  # the shard of "other.part.weight"
     assert read_shapes(tmp_path, "part.") == {"weight": (2, 3), "bias": (2,)}
     assert read_tensors(tmp_path, "part.").keys() == {"weight", "bias"}
     with pytest.raises(CheckpointError, match=r"model-2\.safetensors"):
