@@ -17,8 +17,7 @@ from deployments.protocol import ModelInfo
 from serve_app.api.access.callers import Granted
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.resolver import Resolver
-from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.api.resolve.resolver import RequestHooks
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
 from serve_app.speech.model_state import ModelState, ready
@@ -166,26 +165,14 @@ class OpenContext:
     handle: Any = None  # Ray Serve handle of the deployment that `deploy` added
 
 
-class ExtensionState:
+class ExtensionState(RequestHooks):
     """An extension's state in one ingress replica, as returned by `Extension.open`. Override methods as needed."""
-
-    def install(self, resolver: Resolver) -> None:
-        """Replace decisions of `resolver`, or add steps to it. Called once. For jobs, use `Extension.reads`."""
-
-    async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
-        """Run the extension's last step for an utterance, after the steps of earlier extensions. Errors other than
-        TalkrayError become status 500 with the extension's name.
-        """
-        return utterance
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Observer | None:
         """Return an observer of an utterance's PCM chunks, or None. Called before synthesis, but not for text without
         speech or for jobs. Speech that fails or is abandoned has no `end`, but `receive` gets its request's record.
         """
         return None
-
-    def discard(self, utterance: Utterance) -> None:
-        """Discard an utterance that was synthesized but will not be sent."""
 
     def grant(self, credential: str, scope: Scope) -> Granted | None:
         """Return the key that a credential represents in this request, or None if the credential belongs to another
@@ -216,17 +203,8 @@ class Extension:
     # Each ingress replica calls this once. Routes get the result, any object, from `SpeechService.opened_by`. The core
     # only calls the methods of an `ExtensionState`.
     open: Callable[[OpenContext], object] | None = None
-    # Changes how bodies are read, for example their field names, in ingress replicas and in the replica of jobs.
-    reads: Callable[[Resolver], None] | None = None
-
-
-def new_resolver(extensions: Sequence[Extension], models: SpeechModels, settings: ApiSettings) -> Resolver:
-    """Return the core's resolver, which reads bodies as the extensions define."""
-    resolver = Resolver(models, settings)
-    for extension in extensions:
-        if extension.reads is not None:
-            extension.reads(resolver)
-    return resolver
+    # Hooks without state, which also apply to jobs. Those of an `ExtensionState` do not.
+    hooks: RequestHooks | None = None
 
 
 def open_all(extensions: Sequence[Extension], context: OpenContext, added: Mapping[str, object]) -> dict[str, object]:

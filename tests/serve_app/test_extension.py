@@ -22,6 +22,7 @@ from deployments.protocol import ModelInfo
 from serve_app import extensions
 from serve_app.api.application import OWN_TAGS, create_api
 from serve_app.api.request_record import RequestRecord
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.routing import dialects_of
 from serve_app.api.speech_service import SpeechService
@@ -201,7 +202,7 @@ class House(ExtensionState):
     def __init__(self, **methods: Callable[..., object]) -> None:
         self._methods = methods
 
-    async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Any:
+    async def resolve(self, resolver: Resolver, speech: SpeechRequest, utterance: Utterance) -> Any:
         return self._call("resolve", utterance, utterance)
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Any:

@@ -44,9 +44,9 @@ async def build_utterance(
     """
     try:
         utterance = await _utterance(resolver, speech, request_id, client, live=live)
-        for name, step in resolver.steps.items():
+        for name, hooks in resolver.hooks:
             try:
-                utterance = await step(speech, utterance)
+                utterance = await hooks.resolve(resolver, speech, utterance)
             except TalkrayError:
                 raise
             except Exception as error:
