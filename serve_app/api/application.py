@@ -27,8 +27,8 @@ from serve_app.api.routing import charging, dialects_of, http_router, socket_rou
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.distribution import version
-from serve_app.extension import Charge, Dialect, ExtensionState, Node, OpenContext, open_all
-from serve_app.extensions import BUILT_IN, load_extensions
+from serve_app.extension import Charge, Dialect, ExtensionState, Node, OpenContext, hooks_of, in_order, open_all
+from serve_app.extensions import load_extensions
 from serve_app.speech.model_state import ModelStatus
 from serve_app.speech.speech_models import SpeechModel, SpeechModels, always
 from serve_app.speech.utterance_synthesizer import Synthesizer
@@ -62,15 +62,13 @@ def create_api(
     dialects = dialects_of(extensions)
     models = SpeechModels({name: _speech_model(name, *pools, node=node) for name, pools in synthesizers.items()})
     context = OpenContext(settings, models, dialects, opened, node)
-    states = open_all(extensions, context, added or {})
+    ordered = in_order(extensions)
+    states = open_all(ordered, context, added or {})
     joined = {name: state for name, state in states.items() if isinstance(state, ExtensionState)}
-    joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # third-party extensions run last
     for name, state in joined.items():
         if type(state).observe is not ExtensionState.observe:
             models.add_observer(name, state.observe)
-    static = ((each.name, each.hooks) for each in extensions if each.hooks is not None)
-    hooks = sorted([*static, *joined.items()], key=lambda item: item[0] not in BUILT_IN)
-    service = SpeechService(Resolver(models, settings, hooks), states)
+    service = SpeechService(Resolver(models, settings, hooks_of(ordered, states)), states)
     headings = {"This server", *(dialect.heading or dialect.name for dialect in dialects)}
     own_tags = [tag for tag in OWN_TAGS if tag in headings]
     api = FastAPI(

@@ -40,7 +40,8 @@ class WordTimer(Protocol):
 class RequestHooks:
     """Changes to how requests are resolved, by one extension. Override attributes and methods as needed.
 
-    If several extensions make the same decision, the last one in `api.extensions` makes it. None means no decision.
+    If several extensions make the same decision, the last one makes it (`in_order` in extension.py). None means no
+    decision.
     """
 
     body_fields: ClassVar[type[BaseModel] | None] = None  # fields to add to the body: see `SpeechBody.of`
@@ -101,23 +102,24 @@ class Resolver:
     ) -> None:
         """`hooks`: those of all extensions, each with the extension's name, in the order in which they run."""
         self.models, self.settings, self.hooks = models, settings, hooks
-        self._hooks = own = [each for _, each in hooks]
-        self.voices: VoiceSource = self.hook(VoiceSource) or VoiceSource()
-        self.body = reduce(with_fields, [each.body_fields for each in own if each.body_fields], SpeechBody)
-        self.time_words = next((each.time_words for each in own if each.time_words is not None), None)
-        self.further_fields = {name: ours for each in own for name, ours in each.further_fields(models).items()}
-        self._spellings = {name: ours for each in own for name, ours in each.spellings.items()}
+        self._hooks = every = [each for _, each in hooks]
+        self._last_first = every[::-1]
+        self.voices: VoiceSource = self.provider(VoiceSource) or VoiceSource()
+        self.body = reduce(with_fields, [each.body_fields for each in every if each.body_fields], SpeechBody)
+        self.time_words = next((each.time_words for each in self._last_first if each.time_words is not None), None)
+        self.further_fields = {name: ours for each in every for name, ours in each.further_fields(models).items()}
+        self._spellings = {name: ours for each in every for name, ours in each.spellings.items()}
 
-    def hook(self, kind: type[T]) -> T | None:
-        """Return the hooks that are a `kind`, by which an extension serves another extension or the core."""
-        return next((each for each in self._hooks if isinstance(each, kind)), None)
+    def provider(self, kind: type[T]) -> T | None:
+        """Return the hooks that are a `kind`, which the core or another extension defines and calls."""
+        return next((each for each in self._last_first if isinstance(each, kind)), None)
 
     def with_settings(self, settings: ApiSettings) -> "Resolver":
         return Resolver(self.models, settings, self.hooks)
 
     async def strict_request(
         self,
-        fields: Fields,
+        sent: Fields,
         *,
         accept: str = "",
         default: AudioFormat = AudioFormat.MP3,
@@ -126,23 +128,23 @@ class Resolver:
     ) -> SpeechRequest:
         """Build a request from a client written for this server's models and voices. Unknown names are errors.
 
-        `fields`: SpeechBody fields as sent. `accept`: the Accept header. `default`: the format if neither the body nor
+        `sent`: SpeechBody fields as sent. `accept`: the Accept header. `default`: the format if neither the body nor
         `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect, by
         field name. Raises InvalidRequest, ModelNotFound, NotReady.
         """
         overrides, names = overrides or {}, names_of(self.body)
-        translated, unread = self._translate(fields)
-        sent = {**translated, **overrides}
-        present = {name: sent[name] for name in names if sent.get(name) is not None}
+        translated, unread = self._translate(sent)
+        fields = {**translated, **overrides}
+        present = {name: fields[name] for name in names if fields.get(name) is not None}
         body = parse_speech(self.body, present, self.settings)
-        info = await self.choose_model(dict(body), sent=fields)
+        info = await self.choose_model(dict(body), sent=sent)
         voice = await self.choose_voice(body.voice, body, info)
         reasons = {**(reasons or {}), **voice.ignored, **unread}
         delivery = negotiate(body, accept, default=default)
         if body.word_timestamps and not delivery.events and "word_timestamps" not in overrides:
             reasons["word_timestamps"] = "only events contain words. Set stream_format to sse"
             body = body.model_copy(update={"word_timestamps": False})
-        ignored = Ignored(fields, {**names, **self._spellings}, reasons)
+        ignored = Ignored(sent, {**names, **self._spellings}, reasons)
         return await self.complete(body, info, delivery=delivery, ignored=ignored, voice=voice)
 
     async def lenient_request(
@@ -222,7 +224,7 @@ class Resolver:
         `hints`: SpeechBody fields, not validated yet if `lenient`. An unknown model name is then ignored. `sent`: the
         client's fields, which extensions may read. Raises InvalidRequest, ModelNotFound, NotReady.
         """
-        for each in reversed(self._hooks):
+        for each in self._last_first:
             if (info := await each.choose_model(self, hints, sent=sent, lenient=lenient)) is not None:
                 return info
         models, name = await self.models.infos(), hints.get("model")
@@ -248,7 +250,7 @@ class Resolver:
         Without extensions, the text is unchanged, or its numbers and symbols are replaced by the words that the model
         reads. Raises InvalidRequest.
         """
-        for each in reversed(self._hooks):
+        for each in self._last_first:
             if (result := await each.read_text(self, body, info, stored)) is not None:
                 return result
         form = info.spoken_form
@@ -259,7 +261,7 @@ class Resolver:
 
     def preparation(self, body: SpeechBody) -> Decode | None:
         """Return the function that prepares the request's recording, or None to use it as it is."""
-        return next((decode for each in self._hooks if (decode := each.preparation(body)) is not None), None)
+        return next((decode for each in self._last_first if (decode := each.preparation(body)) is not None), None)
 
     def _translate(self, fields: Fields) -> tuple[Fields, Reasons]:
         reasons: Reasons = {}

@@ -42,7 +42,9 @@ async def _voice(
     if info.kind is ModelKind.CUSTOM_VOICE:
         return _speaker(voices, named, info, default=default, lenient=lenient)
     name = named if isinstance(named, str) else None
-    reason = "the loaded model has no named voices" if name else None if named in (None, "") else "not a name"
+    reason = None
+    if named not in (None, ""):
+        reason = "not a name" if name is None else "the loaded model has no named voices"
     if info.kind is ModelKind.VOICE_DESIGN:
         return ChosenVoice(None, reason=_stored(voices, name, info) or reason)
     if body.ref_audio is not None:
@@ -69,11 +71,13 @@ def _speaker(voices: VoiceSource, named: object, info: ModelInfo, *, default: st
         return ChosenVoice(speaker, reason="not a name")
     try:
         return ChosenVoice(catalogue.find_speaker(named, info.voices))
-    except InvalidRequest as error:
+    except InvalidRequest:
         stored = _stored(voices, named, info)
         if lenient:
             return ChosenVoice(speaker, reason=stored or f"unknown voice, used {speaker}")
-        raise InvalidRequest(f"voice: {named[:80]!r} is {stored}.", "voice") if stored else error from None
+        if stored:
+            raise InvalidRequest(f"voice: {named[:80]!r} is {stored}.", "voice") from None
+        raise
 
 
 def _stored(voices: VoiceSource, name: str | None, info: ModelInfo) -> str | None:

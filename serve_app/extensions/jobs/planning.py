@@ -14,6 +14,7 @@ from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.config import ApiSettings
+from serve_app.extension import hooks_of, in_order
 from serve_app.extensions import load_extensions
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.settings import JobSettings
@@ -46,9 +47,8 @@ _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # maximum size of each piece of the p
 
 def resolver_of_jobs(models: SpeechModels, settings: ApiSettings, voices: Voices) -> Resolver:
     """Return the resolver of the process that plans jobs. It has all hooks without state, and those of `voices`."""
-    extensions = load_extensions(settings.extensions)
-    static = [(extension.name, extension.hooks) for extension in extensions if extension.hooks is not None]
-    return Resolver(models, settings, [*static, ("voices", voices)])
+    extensions = in_order(load_extensions(settings.extensions))
+    return Resolver(models, settings, hooks_of(extensions, {"voices": voices}))
 
 
 class Planned:

@@ -66,7 +66,7 @@ class TextHooks(RequestHooks):
         """Apply the rules of the request, its voice and the server. Raises InvalidRequest for invalid SSML, an invalid
         lexicon, or normalization of a text in an unknown language.
         """
-        settings, source = resolver.settings.of(TextSettings), resolver.hook(LexiconSource) or LexiconSource()
+        settings, source = resolver.settings.of(TextSettings), resolver.provider(LexiconSource) or LexiconSource()
         own, reasons = body.of(TextFields), ignored_fields.Reasons()
         chars = own.max_segment_chars
         if chars is not None and chars > info.max_segment_chars:
