@@ -1,6 +1,7 @@
 """What stands outermost, where no server is needed to see it; tests/faults/test_hostile_clients.py sees the rest."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from ray.serve._private.direct_ingress_http_util import ASGIDIReceiveProxy
@@ -43,7 +44,9 @@ async def test_only_a_sane_id_stays(offered: tuple[bytes, ...]) -> None:
     assert chosen.encode() not in offered
 
 
-async def test_serve_reads_no_further_ahead_than_a_part() -> None:
+async def test_serve_reads_no_further_ahead_than_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, woken = asyncio.get_running_loop(), list[Callable[[], object]]()
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call: woken.append(call) or loop.call_soon(call))
     parts = iter([{"type": "http.request", "body": b"x", "more_body": True}] * 9 + [{"type": "http.request"}])
     received = 0
 
@@ -68,6 +71,7 @@ async def test_serve_reads_no_further_ahead_than_a_part() -> None:
         await reading
 
     await without_read_ahead(serve)({"type": "http", "method": "POST", "headers": []}, body, ignore)
+    assert len(woken) == 9, "the application may run in its own event loop"
 
 
 async def closing(status: int, *, length: str, read: bool) -> str | None:

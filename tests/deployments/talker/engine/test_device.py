@@ -4,13 +4,12 @@ import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from deployments.errors import EngineError
-from deployments.talker.engine import device, startup
+from deployments.talker.engine import device
 from deployments.talker.engine.device import MAX_LEAD_S, EngineDevice, gpu_startup_lock
 from deployments.talker.engine.engine import Engine
 from tests.deployments.talker.conftest import CONFIG
@@ -53,15 +52,6 @@ def test_a_gpu_without_kernels_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     with pytest.raises(EngineError, match=r"V100 has compute capability 7\.0 \(Volta\)"):
         EngineDevice(CONFIG, "cuda").begin()
-
-
-def test_an_engine_is_warm_before_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = MagicMock()
-    monkeypatch.setattr(EngineDevice, "startup_lock", lambda chosen, report: calls.lock)
-    monkeypatch.setattr(startup, "build_engine", calls.build)
-    monkeypatch.setattr(startup, "warm_up", calls.warm_up)
-    startup.load_engine(Path(), CONFIG, startup.StartClock())
-    assert [each[0] for each in calls.mock_calls] == ["lock.__enter__", "build", "warm_up", "lock.__exit__"]
 
 
 def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,18 @@ def test_deterministic_resumption_ends_in_the_very_same_state(tiny_checkpoint: C
     assert torch.equal(again, made)
 
 
+def test_an_advance_for_preempted_sequences_is_dropped(checkpoint: Path) -> None:
+    engine = build_engine(checkpoint, CONFIG)
+    engine.add(0, REQUESTS[0])
+    engine.step()
+    runner, sequence = engine.runner, engine.scheduler.running[0]
+    assert runner.has_pending_advance
+    row, sequence.row = sequence.row, None
+    runner.run_pending_advance()
+    sequence.row = row  # that of other blocks
+    assert not runner.has_pending_advance
+
+
 def test_prompts_are_packed_in_their_order() -> None:
     class Prompted:
         def __init__(self, rows: int) -> None:
