@@ -59,11 +59,11 @@ def build_app(config: AppConfig) -> Application:
 
     `serve run` and `serve deploy` pass the `args` of their config file.
 
-    If there are several models, each has its own talkers. Models with the same speech tokenizer share a codec pool. In
-    this module, `own` is a model's configuration as if it were the only model. Raises StartError for invalid settings.
+    If there are several models, each has its own talkers. Models with the same speech tokenizer share a codec pool.
+    `single` is the configuration of a model as if it were the only one. Raises StartError for invalid settings.
     """
-    configs = {name: _resolve_checkpoint(own) for name, own in config.by_model().items()}
-    _check_default_voice(config, [own.model for own in configs.values()])
+    configs = {name: _resolve_checkpoint(single) for name, single in config.by_model().items()}
+    _check_default_voice(config, [single.model for single in configs.values()])
     models = tuple(_bind_models(config, configs))
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
@@ -80,10 +80,10 @@ def _bind_extension(spec: DeploymentSpec) -> Application:
     return deployed(resolve_name(spec.replica)).bind(*spec.arguments)
 
 
-def _resolve_checkpoint(own: AppConfig) -> AppConfig:
+def _resolve_checkpoint(single: AppConfig) -> AppConfig:
     """Replace `auto` with an actual checkpoint."""
-    model = resolve_auto(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
-    return own.model_copy(update={"model": model})
+    model = resolve_auto(single.model, models_dir=single.models_dir, gpu=single.talker_pool.num_gpus > 0).model
+    return single.model_copy(update={"model": model})
 
 
 def _check_default_voice(config: AppConfig, models: list[str]) -> None:
@@ -94,20 +94,23 @@ def _check_default_voice(config: AppConfig, models: list[str]) -> None:
         check_default(config.api, ", ".join(dict.fromkeys(models)), named, clones=any(map(clones, models)))
 
 
-def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
+def _talker(config: AppConfig, name: str, single: AppConfig) -> Application:
     codecs = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
     talker_options = options(
-        own.talker_pool, own.talker_requests, scaling=talker_scaling(own), callers=config.ingress_pool.replicas + codecs
+        single.talker_pool,
+        single.talker_requests,
+        scaling=talker_scaling(single),
+        callers=config.ingress_pool.replicas + codecs,
     )
     deployment = serve.deployment(name=_of_model("Talker", name), **talker_options, **_ROUTING)(TalkerReplica)
-    return deployment.bind(own.model, own.talker, name, makes_audio=own.codec.placement != "pool")
+    return deployment.bind(single.model, single.talker, name, makes_audio=single.codec.placement != "pool")
 
 
 def _bind_models(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[Deployed]:
     """Yield the models with their pools. If there are several codec pools, each is named after its first model."""
-    talkers = {name: _talker(config, name, own) for name, own in configs.items()}
+    talkers = {name: _talker(config, name, single) for name, single in configs.items()}
     tokenizers = {
-        name: speech_tokenizer_key(own.model) if name else "" for name, own in configs.items()
+        name: speech_tokenizer_key(single.model) if name else "" for name, single in configs.items()
     }  # may read files
     pools: dict[str, tuple[str, Application]] = {}
     for name, tokenizer in tokenizers.items():
@@ -115,17 +118,17 @@ def _bind_models(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterato
             shares = {other: configs[other] for other in configs if tokenizers[other] == tokenizer}
             pool = name if len(shares) < len(configs) else ""
             pools[tokenizer] = _of_model("Codec", pool), _codec(config, pool, shares, talkers)
-    for name, own in configs.items():
+    for name, single in configs.items():
         codec_name, codec = pools[tokenizers[name]]
         yield Deployed(
             name=name,
-            checkpoint=own.model,
-            config=own.talker,
-            on_gpu=_on_gpu(own),
-            admission=own.api.admission,
+            checkpoint=single.model,
+            config=single.talker,
+            on_gpu=_on_gpu(single),
+            admission=single.api.admission,
             deployments=(_of_model("Talker", name), codec_name),
             codec=codec,  # Serve replaces applications with handles
-            inline_talker=talkers[name] if own.codec.placement == "inline" else None,
+            inline_talker=talkers[name] if single.codec.placement == "inline" else None,
         )
 
 
@@ -137,27 +140,29 @@ def _codec(
     """
     codec_options = options(
         config.codec_pool,
-        max(own.codec_requests for own in configs.values()),
+        max(single.codec_requests for single in configs.values()),
         scaling=codec_scaling(config, configs.values()),
         callers=config.ingress_pool.replicas,
     )
     deployment = serve.deployment(name=_of_model("Codec", pool), **codec_options, **_ROUTING)(CodecReplica)
-    placements = {model: own.codec.placement for model, own in configs.items()}
-    for model, own in configs.items():
-        if model and placements[model] == "hybrid" and not _on_gpu(own):
+    placements = {model: single.codec.placement for model, single in configs.items()}
+    for model, single in configs.items():
+        if model and placements[model] == "hybrid" and not _on_gpu(single):
             placements[model] = "pool"
-    source = next((own.model for own in configs.values() if clones(own.model)), next(iter(configs.values())).model)
+    source = next(
+        (single.model for single in configs.values() if clones(single.model)), next(iter(configs.values())).model
+    )
     decodes = next((placement for placement in placements.values() if placement != "inline"), "inline")
     settings = config.codec.model_copy(update={"placement": decodes})
     handles = {model: talkers[model] for model in configs}
     # The talkers of a single model report their placement. With several models, such a call would start pools at zero.
     known = {model: placement for model, placement in placements.items() if model}
-    patience_s = max(own.api.admission.max_late_s for own in configs.values())
+    patience_s = max(single.api.admission.max_late_s for single in configs.values())
     return deployment.bind(source, settings, handles, known, patience_s, pool)
 
 
-def _on_gpu(own: AppConfig) -> bool:
-    return own.talker.device != "cpu" and own.talker_pool.num_gpus > 0
+def _on_gpu(single: AppConfig) -> bool:
+    return single.talker.device != "cpu" and single.talker_pool.num_gpus > 0
 
 
 def _of_model(deployment: str, model: str) -> str:
@@ -185,9 +190,9 @@ def codec_scaling(config: AppConfig, sharing: Iterable[AppConfig] | None = None)
     )
 
 
-def _most_streams(own: AppConfig) -> float:
-    talkers = own.talker_scaling.max_replicas if own.talker_scaling else own.talker_pool.replicas
-    return float(talkers * own.talker.max_num_seqs)
+def _most_streams(single: AppConfig) -> float:
+    talkers = single.talker_scaling.max_replicas if single.talker_scaling else single.talker_pool.replicas
+    return float(talkers * single.talker.max_num_seqs)
 
 
 def report_s(replicas: int, *, callers: int) -> float:

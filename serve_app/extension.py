@@ -17,10 +17,10 @@ from deployments.protocol import ModelInfo
 from serve_app.api.access.callers import Granted
 from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.request_record import RequestRecord
-from serve_app.api.resolve.resolver import Resolver
-from serve_app.api.resolve.speech_request import SpeechRequest
+from serve_app.api.resolve.resolver import RequestHooks
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
+from serve_app.extensions import BUILT_IN
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.observers import Observer
 from serve_app.speech.segments import Utterance
@@ -166,26 +166,17 @@ class OpenContext:
     handle: Any = None  # Ray Serve handle of the deployment that `deploy` added
 
 
-class ExtensionState:
-    """An extension's state in one ingress replica, as returned by `Extension.open`. Override methods as needed."""
+class ExtensionState(RequestHooks):
+    """An extension's state in one ingress replica, as returned by `Extension.open`. Override methods as needed.
 
-    def install(self, resolver: Resolver) -> None:
-        """Replace decisions of `resolver`, or add steps to it. Called once. For jobs, use `Extension.reads`."""
-
-    async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
-        """Run the extension's last step for an utterance, after the steps of earlier extensions. Errors other than
-        TalkrayError become status 500 with the extension's name.
-        """
-        return utterance
+    Its request hooks apply in this replica only. Jobs use those in `Extension.hooks`.
+    """
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Observer | None:
         """Return an observer of an utterance's PCM chunks, or None. Called before synthesis, but not for text without
         speech or for jobs. Speech that fails or is abandoned has no `end`, but `receive` gets its request's record.
         """
         return None
-
-    def discard(self, utterance: Utterance) -> None:
-        """Discard an utterance that was synthesized but will not be sent."""
 
     def grant(self, credential: str, scope: Scope) -> Granted | None:
         """Return the key that a credential represents in this request, or None if the credential belongs to another
@@ -216,36 +207,44 @@ class Extension:
     # Each ingress replica calls this once. Routes get the result, any object, from `SpeechService.opened_by`. The core
     # only calls the methods of an `ExtensionState`.
     open: Callable[[OpenContext], object] | None = None
-    # Changes how bodies are read, for example their field names, in ingress replicas and in the replica of jobs.
-    reads: Callable[[Resolver], None] | None = None
+    # Request hooks without state, for ingress replicas and jobs.
+    hooks: RequestHooks | None = None
 
 
-def new_resolver(extensions: Sequence[Extension], models: SpeechModels, settings: ApiSettings) -> Resolver:
-    """Return the core's resolver, which reads bodies as the extensions define."""
-    resolver = Resolver(models, settings)
-    for extension in extensions:
-        if extension.reads is not None:
-            extension.reads(resolver)
-    return resolver
+def in_order(extensions: Sequence[Extension]) -> list[Extension]:
+    """Return the extensions in the order in which their hooks run: custom ones last, and each after those that it
+    requires.
+    """
+    by_name, ordered = {extension.name: extension for extension in extensions}, dict[str, Extension]()
+
+    def add(extension: Extension) -> None:
+        for name in extension.requires:
+            add(by_name[name])
+        ordered.setdefault(extension.name, extension)
+
+    for extension in sorted(extensions, key=lambda extension: extension.name not in BUILT_IN):
+        add(extension)
+    return [*ordered.values()]
 
 
 def open_all(extensions: Sequence[Extension], context: OpenContext, added: Mapping[str, object]) -> dict[str, object]:
-    """Open all extensions except those in `context.opened`, and return all states by extension name. Required
-    extensions open first. `added`: handles of the deployments that extensions add.
+    """Open all extensions except those in `context.opened`, and return all states by extension name. `extensions` are
+    in order: see `in_order`. `added`: handles of the deployments that extensions add.
     """
-    by_name = {extension.name: extension for extension in extensions}
-    states = {name: state for name, state in context.opened.items() if name in by_name}
-
-    def open_one(extension: Extension) -> None:
-        for name in extension.requires:
-            open_one(by_name[name])
-        if extension.open is not None and extension.name not in states:
+    states: dict[str, object] = {}
+    for extension in extensions:
+        if extension.name in context.opened:
+            states[extension.name] = context.opened[extension.name]
+        elif extension.open is not None:
             own = replace(context, opened=states, handle=added.get(extension.name))
             states[extension.name] = extension.open(own)
-
-    for extension in extensions:
-        open_one(extension)
     return states
+
+
+def hooks_of(extensions: Sequence[Extension], states: Mapping[str, object]) -> list[tuple[str, RequestHooks]]:
+    """Return the hooks of extensions and of their states, in the same order. Each comes with the extension's name."""
+    of_each = ((extension.name, (extension.hooks, states.get(extension.name))) for extension in extensions)
+    return [(name, each) for name, both in of_each for each in both if isinstance(each, RequestHooks)]
 
 
 def _filled(value: Any, words: Mapping[str, str]) -> Any:

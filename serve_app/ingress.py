@@ -113,4 +113,5 @@ class Ingress:
         return [] if api is None else [each for each in api.state.opened.values() if isinstance(each, ExtensionState)]
 
     def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return the app. Ray Serve calls this, because `serve.ingress()` in app.py is given no app."""
         return self._api

@@ -31,6 +31,7 @@ from loadtest.command_app import CommandApp
 from serve_app import extension
 from serve_app.api.access.keys import KeyDocument
 from serve_app.api.application import create_api
+from serve_app.api.resolve.resolver import RequestHooks
 from serve_app.api.routing import dialects_of
 from serve_app.cli.main import cli
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, settings_kinds
@@ -56,8 +57,9 @@ MODULES = {
 }
 IN_SSML = {f"x-{value}" for value in ("fast", "high", "loud", "low", "slow", "soft", "strong", "weak")}
 FOR_EXTENSIONS = (
-    extension.Extension, extension.ExtensionState, extension.OpenContext, extension.Node, extension.DeploymentSpec,
-    extension.Dialect, extension.Route, extension.JsonRoute, extension.Charge, extension.SocketKind, extension.Sample,
+    extension.Extension, RequestHooks, extension.ExtensionState, extension.OpenContext, extension.Node,
+    extension.DeploymentSpec, extension.Dialect, extension.Route, extension.JsonRoute, extension.Charge,
+    extension.SocketKind, extension.Sample,
 )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from starlette.websockets import WebSocket
 
 from serve_app.api.parsing.client_input import format_named, text_of
 from serve_app.api.parsing.field_names import Names
-from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
@@ -32,7 +31,7 @@ async def say(service: SpeechService, request: Request) -> Response:
     delivery = Delivery(audio_format, whole=audio_format is AudioFormat.WAV)
     words = {"input": text_of(fields, "words")}
     return await respond(
-        service, request, await lenient_request(service.resolver, fields, NAMES, delivery=delivery, overrides=words)
+        service, request, await service.resolver.lenient_request(fields, NAMES, delivery=delivery, overrides=words)
     )
 
 
@@ -44,7 +43,7 @@ class HouseSocket(HandshakeConnection, ConversationConnection):
     @classmethod
     async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
         query = dict(socket.query_params)
-        return await lenient_request(service.resolver, query, NAMES, delivery=Delivery(AudioFormat.PCM))
+        return await service.resolver.lenient_request(query, NAMES, delivery=Delivery(AudioFormat.PCM))
 
     async def opened(self) -> None:
         self.converse(self.speech)

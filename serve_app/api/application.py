@@ -22,12 +22,13 @@ from serve_app.api.docs_page import docs_routes
 from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
 from serve_app.api.request_record import RequestRecord
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.routing import charging, dialects_of, http_router, socket_router
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.distribution import version
-from serve_app.extension import Charge, Dialect, ExtensionState, Node, OpenContext, new_resolver, open_all
-from serve_app.extensions import BUILT_IN, load_extensions
+from serve_app.extension import Charge, Dialect, ExtensionState, Node, OpenContext, hooks_of, in_order, open_all
+from serve_app.extensions import load_extensions
 from serve_app.speech.model_state import ModelStatus
 from serve_app.speech.speech_models import SpeechModel, SpeechModels, always
 from serve_app.speech.utterance_synthesizer import Synthesizer
@@ -61,18 +62,13 @@ def create_api(
     dialects = dialects_of(extensions)
     models = SpeechModels({name: _speech_model(name, *pools, node=node) for name, pools in synthesizers.items()})
     context = OpenContext(settings, models, dialects, opened, node)
-    states = open_all(extensions, context, added or {})
+    ordered = in_order(extensions)
+    states = open_all(ordered, context, added or {})
     joined = {name: state for name, state in states.items() if isinstance(state, ExtensionState)}
-    joined = dict(sorted(joined.items(), key=lambda item: item[0] not in BUILT_IN))  # third-party extensions run last
-    resolver = new_resolver(extensions, models, settings)
     for name, state in joined.items():
-        state.install(resolver)
-        resolver.on_discard.append(state.discard)
-        if type(state).resolve is not ExtensionState.resolve:
-            resolver.steps[name] = state.resolve
         if type(state).observe is not ExtensionState.observe:
             models.add_observer(name, state.observe)
-    service = SpeechService(resolver, states)
+    service = SpeechService(Resolver(models, settings, hooks_of(ordered, states)), states)
     headings = {"This server", *(dialect.heading or dialect.name for dialect in dialects)}
     own_tags = [tag for tag in OWN_TAGS if tag in headings]
     api = FastAPI(

@@ -12,7 +12,6 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.catalogue import Voice, all_voices, matches_model, not_loaded, page_of_voices, unpinned
 from serve_app.api.openai_docs import SAMPLE, speech_docs
 from serve_app.api.parsing.client_input import switch
-from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.responses.listing import Paging, json_in_thread
 from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
@@ -27,15 +26,15 @@ _VOICE_FIELDS = [field.name for field in fields(Voice)]
 
 async def create_speech(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
     """Speak `input`. The response is streamed unless `stream` is false."""
-    return await respond(service, request, await strict_request(service.resolver, fields, accept=_accept(request)))
+    return await respond(service, request, await service.resolver.strict_request(fields, accept=_accept(request)))
 
 
 async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
     """Speak `input` for Azure's clients, whose deployments may have any name."""
     fields = await service.read_fields(request)
     reasons = {"model": "every deployment name selects the loaded model"} if "model" in fields else {}
-    speech = await strict_request(
-        service.resolver, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons
+    speech = await service.resolver.strict_request(
+        fields, accept=_accept(request), overrides={"model": None}, reasons=reasons
     )
     return await respond(service, request, speech)
 

@@ -3,7 +3,7 @@
 | part | used by |
 |---|---|
 | `read_body`, `read_fields` | routes for speech, before they build a `SpeechRequest` |
-| `resolver` | `strict_request` and `lenient_request`, which build the `SpeechRequest` |
+| `resolver` | routes and sockets of all dialects, to build the `SpeechRequest` |
 | `prepare_utterance` | `respond` (responses/respond.py), and routes that read the chunks of speech themselves |
 | `models`, `settings` | routes that list or change them; `resolver` refers to the same objects |
 | `opened_by` | routes and sockets of extensions, to get the result of their `open` |

@@ -66,51 +66,30 @@ class ChosenVoice:
         return {"voice": self.reason} if self.reason else {}
 
 
-class VoiceSource(Protocol):
-    """Stored voices that the current caller may use (`VISITOR`)."""
+class VoiceSource:
+    """Stored voices that the current caller may use (`VISITOR`). This one is empty; an extension stores voices."""
 
     @property
     def most(self) -> int:
         """Maximum number of stored voices per caller."""
-        ...
+        return 0
 
     async def voices(self) -> Sequence[ClonedVoice]:
         """Return all stored voices that the caller may use."""
-        ...
-
-    async def find(self, id_or_name: str | None) -> ClonedVoice | None:
-        """Find a voice by its id or name, ignoring case."""
-        ...
-
-    def known(self, id_or_name: str | None) -> ClonedVoice | None:
-        """Like `find`, but without reading the store."""
-        ...
-
-    def missing(self, name: str | None) -> NotFound | None:
-        """Return the error for a name that looks like the id of a stored voice, if no such voice exists."""
-        ...
-
-    async def reference(self, voice: Any, words: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
-        """Return the recording that `words` name, in the form that replicas expect. `voice` is a result of `find`."""
-        ...
-
-
-class NoVoices:
-    """Voice source of a server without stored voices."""
-
-    most = 0
-
-    async def voices(self) -> Sequence[ClonedVoice]:
         return ()
 
     async def find(self, id_or_name: str | None) -> ClonedVoice | None:
+        """Find a voice by its id or name, ignoring case."""
         return None
 
     def known(self, id_or_name: str | None) -> ClonedVoice | None:
+        """Like `find`, but without reading the store."""
         return None
 
     def missing(self, name: str | None) -> NotFound | None:
+        """Return the error for a name that looks like the id of a stored voice, if no such voice exists."""
         return None
 
     async def reference(self, voice: Any, words: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
+        """Return the recording that `words` name, in the form that replicas expect. `voice` is a result of `find`."""
         raise NotFound("This server does not store voices.", "voice", "voice_not_found")

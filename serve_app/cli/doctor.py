@@ -59,8 +59,8 @@ def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
     yield _proxy()
     yield _gpu(config)
     yield _attention()
-    for own in config.by_model().values():
-        yield from _weights(own.model)
+    for single in config.by_model().values():
+        yield from _weights(single.model)
     yield _servers_folder()
     yield _codec(address)
     yield _port(address)
@@ -144,10 +144,10 @@ def for_this_card(config: AppConfig, address: Address) -> AppConfig:
     if card is None or card.free >= SMALL_BYTES or checkpoint is None:
         return config
     pool = config.codec.model_copy(update={"placement": "pool", "workers": _codec_workers()})
-    for own in (config, config.model_copy(update={"codec": pool})):
-        done = _ask_fit(checkpoint, own, card, "--choose")
+    for single in (config, config.model_copy(update={"codec": pool})):
+        done = _ask_fit(checkpoint, single, card, "--choose")
         if not done.returncode:
-            return own.model_copy(update={"talker": TalkerConfig.model_validate(json.loads(done.stdout)["talker"])})
+            return single.model_copy(update={"talker": TalkerConfig.model_validate(json.loads(done.stdout)["talker"])})
     raise StartError(f"{config.model} on {card.name}: {(done.stdout or done.stderr).strip()}")
 
 
@@ -158,10 +158,10 @@ def _codec_workers() -> int:
     return max(1, min(3, len(os.sched_getaffinity(0)) // 2 - 1))
 
 
-def _ask_fit(directory: Path, own: AppConfig, card: Card, *options: str) -> subprocess.CompletedProcess[str]:
+def _ask_fit(directory: Path, single: AppConfig, card: Card, *options: str) -> subprocess.CompletedProcess[str]:
     """Compute the engine's memory in another process, because importing torch takes longer than all other checks."""
     command = [sys.executable, "-m", "deployments.talker.engine.fit", str(directory), str(card.total), str(card.free)]
-    command += [own.talker.model_dump_json(), *options, *["--no-audio"] * (own.codec.placement == "pool")]
+    command += [single.talker.model_dump_json(), *options, *["--no-audio"] * (single.codec.placement == "pool")]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -183,31 +183,31 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
         except StartError as error:
             yield Finding("GPU memory", str(error), ok=False)
             return
-    sharing = [(name, own) for name, own in config.by_model().items() if own.talker_pool.num_gpus > 0]
-    for name, own in sharing:
+    sharing = [(name, single) for name, single in config.by_model().items() if single.talker_pool.num_gpus > 0]
+    for name, single in sharing:
         checkpoint = None
         with contextlib.suppress(CheckpointError):  # already reported
-            checkpoint = find(own.model)
+            checkpoint = find(single.model)
         if checkpoint is None:
             continue
-        finding, needed = _fit(checkpoint, own, card, f"{name}: " if name else "")
-        used += needed if own.talker_pool.num_gpus < 1 else 0
+        finding, needed = _fit(checkpoint, single, card, f"{name}: " if name else "")
+        used += needed if single.talker_pool.num_gpus < 1 else 0
         yield finding
-    parts = sum(own.talker_pool.num_gpus for _, own in sharing if own.talker_pool.num_gpus < 1)
+    parts = sum(single.talker_pool.num_gpus for _, single in sharing if single.talker_pool.num_gpus < 1)
     if used and parts <= 1:
         text = f"the models that share a GPU need {used / (1 << 30):.1f} of its {_gib(card.total)}"
         remedy = "" if used <= card.total else ": reduce talker.gpu_memory_fraction of each model, or add a GPU"
         yield Finding("GPU memory", text + remedy, ok=used <= card.total)
 
 
-def _fit(checkpoint: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
+def _fit(checkpoint: Path, single: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
     """Return sizes that fit for one model, and how many bytes they require."""
-    done = _ask_fit(checkpoint, own, card)
+    done = _ask_fit(checkpoint, single, card)
     if done.returncode:
         return Finding("GPU memory", name + (done.stdout or done.stderr).strip(), ok=False), 0
     fit = json.loads(done.stdout)["fit"]
     loaded, kv = (f"{size / (1 << 30):.1f}" for size in (fit["loaded"], fit["kv"]))
-    on_gpu = "weights, with the codec on CPUs" if own.codec.placement == "pool" else "weights and codec"
+    on_gpu = "weights, with the codec on CPUs" if single.codec.placement == "pool" else "weights and codec"
     text = (
         f"{name}of {_gib(card.total)}, {_gib(card.free)} free, about {loaded} for {on_gpu}, {kv} for keys and"
         f" values: {fit['usual']} streams of twenty seconds at once, {fit['longest']} of the greatest length"

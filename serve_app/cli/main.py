@@ -142,8 +142,8 @@ def serve(
         as_text: Callable[[Entry], str] = json.dumps if as_json else request_log.line
         show = None if quiet else lambda entry: print(as_text(entry), flush=True)
         progress = stack.enter_context(ProgressLine(report))
-        for own in settings.by_model().values():
-            _fetch(own.model, progress)
+        for single in settings.by_model().values():
+            _fetch(single.model, progress)
         if config is None and (fitted := for_this_card(settings, address)) != settings:
             settings = fitted
             talker = fitted.talker
@@ -356,8 +356,8 @@ def _settings(config: Path | None, models: list[str] | None, file: TextIO | None
     elif models:
         settings = settings.model_copy(update={"model": models[0], "models": ()})
     served = {
-        name: resolve_auto(own.model, models_dir=own.models_dir, gpu=gpus > 0)
-        for name, own in settings.by_model().items()
+        name: resolve_auto(single.model, models_dir=single.models_dir, gpu=gpus > 0)
+        for name, single in settings.by_model().items()
     }
     for name, found in served.items():
         print(f"model{name and f' {name}'}: {found.model} ({found.reason})", file=file, flush=True)

@@ -71,9 +71,10 @@ class AdmissionControl:
         longest_s = self._usual_s + self.settings.max_line_s
         since_s = self._line_since_s(client)
         now_s = time.monotonic()
+        is_long = now_s - since_s > longest_s
         # If no audio arrives while requests wait, a replica may have died unnoticed. `max_wait_s` bounds this wait.
-        silent_s = now_s - max(since_s, self._heard_s)
-        return "line" if now_s - since_s > longest_s >= silent_s else None
+        has_audio = now_s - max(since_s, self._heard_s) <= longest_s
+        return "line" if is_long and has_audio else None
 
     def _runs(self) -> bool:
         is_running = self.is_running()

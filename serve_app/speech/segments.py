@@ -52,7 +52,7 @@ class Utterance:
     def redraw(self, reason: FinishReason | None, *, is_silent: bool = False, seed: int | None = None) -> Self | None:
         """Return the second and last attempt at speech of which nothing has been sent, or None to keep the first.
 
-        Speech is redrawn if it ended badly or is silent. `reason`: why it ended, or None if it ended without samples.
+        Speech is redrawn if it ended badly or is silent. `reason`: why it ended, or None if it has not ended.
         `seed`: for the second attempt; None: draw one. Speech is judged when the decision cannot be delayed: with its
         first samples (`UtteranceSynthesizer`), or a later segment shortly before its playback (`SegmentAudio`).
         Complete responses (`AudioSource`) and segments of jobs (`SegmentMaker`) are judged at their end.
@@ -71,7 +71,7 @@ def draw_seed() -> int:
 
 
 def ended_badly(reason: FinishReason | None) -> bool:
-    """Return whether speech ended abnormally, for example at a limit or with an error."""
+    """Return whether speech has ended otherwise than after its text or at `max_new_tokens`. None: it has not ended."""
     return reason is not None and not reason.is_good
 
 
@@ -196,11 +196,9 @@ class Segments:
         return self._pauses_s.get(number, 0.0)
 
     def speed(self, number: int) -> float:
-        """Return the playback speed of a segment."""
         return self._speeds.get(number, 1.0)
 
     def style(self, number: int) -> str:
-        """Return the speaking style of a segment."""
         return self._styles.get(number, "")
 
     def close_segment(self, number: int) -> None:

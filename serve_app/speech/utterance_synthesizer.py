@@ -104,6 +104,7 @@ class UtteranceSynthesizer:
                 assembler.start_segment(number, segments.start(number), speed=segments.speed(number))
                 if may_redraw and assembler.has_audio and await segment.read_ahead(listener.due_s):
                     segments.close_segment(number)
+                    await segment.redraw_if_bad()
                 while (chunk := await reader.read(segment.next)) is not None:
                     has_failed = may_redraw and assembler.has_failed(chunk)
                     part = await assembler.add(chunk, is_last=segments.is_last(number))
@@ -176,8 +177,7 @@ class SegmentAudio:
         return chunk
 
     async def read_ahead(self, due_s: float | None) -> bool:
-        """Read chunks until playback is about to reach the segment, at monotonic time `due_s`. Redraw the segment if it
-        ends badly.
+        """Read chunks until playback is about to reach the segment, at monotonic time `due_s`.
 
         Return whether the end of the segment was read. If so, any text written later belongs to the next segment.
         """
@@ -189,14 +189,15 @@ class SegmentAudio:
                 return False
             self._ahead.append(chunk)
             self._next = None if chunk.finish_reason is not None else self._start_next()
-        if not self._ahead or (reason := self._ahead[-1].finish_reason) is None:
-            return False
+        return bool(self._ahead) and self._ahead[-1].finish_reason is not None
+
+    async def redraw_if_bad(self) -> None:
+        """Request the segment once more if its end, which has been read ahead, is bad."""
         seed = segment_seed(self._segment.synthesis.seed, SECOND_ATTEMPT)
-        if (second := self._segment.redraw(reason, seed=seed)) is not None:
+        if (second := self._segment.redraw(self._ahead[-1].finish_reason, seed=seed)) is not None:
             await self._chunks.aclose()
             self._ahead.clear()
             self._request(second)
-        return True
 
     async def aclose(self) -> None:
         """Cancel the calls that generate the audio."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -21,18 +22,24 @@ from deployments.errors import InvalidRequest, StartError
 from deployments.protocol import ModelInfo
 from serve_app import extensions
 from serve_app.api.application import OWN_TAGS, create_api
+from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.request_record import RequestRecord
+from serve_app.api.resolve.resolver import RequestHooks, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.routing import dialects_of
 from serve_app.api.speech_service import SpeechService
+from serve_app.api.voice_source import VoiceSource
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from serve_app.config_file import explain
-from serve_app.extension import Dialect, Extension, ExtensionState, JsonRoute, Route
+from serve_app.extension import Dialect, Extension, ExtensionState, JsonRoute, Route, hooks_of, in_order
 from serve_app.extensions import BUILT_IN, _required, load_extensions
+from serve_app.extensions.text.lexicon import LexiconSource
 from serve_app.extensions.text.reading import TextSettings
+from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModels
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_for, client_of, one_api
@@ -201,7 +208,7 @@ class House(ExtensionState):
     def __init__(self, **methods: Callable[..., object]) -> None:
         self._methods = methods
 
-    async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Any:
+    async def resolve(self, resolver: Resolver, speech: SpeechRequest, utterance: Utterance) -> Any:
         return self._call("resolve", utterance, utterance)
 
     def observe(self, utterance: Utterance, info: ModelInfo) -> Any:
@@ -242,6 +249,28 @@ async def test_a_step_comes_behind_built_in_ones(monkeypatch: pytest.MonkeyPatch
     async with client_for(synthesizer, settings) as client:
         assert (await client.post(SPEECH, json=BODY)).status_code == 200
     assert synthesizer.texts == ["HELLO."]
+
+
+class Ruler(RequestHooks, VoiceSource, LexiconSource):
+    """Makes every decision, with one answer to all."""
+
+    time_words, preparation = len, Mock(return_value="prepared")
+    choose_model, read_text = AsyncMock(return_value="chosen"), AsyncMock(return_value="read")
+
+
+@pytest.mark.parametrize("selected", [("default", "house:EXTENSION"), ("house:EXTENSION", "default")])
+async def test_the_last_extension_decides(monkeypatch: pytest.MonkeyPatch, selected: tuple[str, ...]) -> None:
+    package(monkeypatch, hooks=(ruler := Ruler()))
+    ordered = in_order(load_extensions(selected))
+    names = [extension.name for extension in ordered]
+    assert names[-1] == "house"
+    assert all(names.index(name) < at for at, each in enumerate(ordered) for name in each.requires)
+    states = {"voices": Voices(None, VoiceSettings())}
+    resolver: Any = Resolver(SpeechModels({}), ApiSettings(), hooks_of(ordered, states))
+    assert (resolver.time_words, resolver.voices, resolver.provider(LexiconSource)) == (len, ruler, ruler)
+    body = SpeechBody.model_construct()
+    assert (await resolver.choose_model({}, sent={}), resolver.preparation(body)) == ("chosen", "prepared")
+    assert await resolver.read_text(body, CUSTOM_VOICE, None) == "read"
 
 
 async def test_a_step_that_fails_fails_its_request_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_a_changed_surface_is_told_and_written_when_asked(tmp_path: Path, monkey
     ("http", "error 429 rate_limit_error rate_limit_exceeded"), ("http", "header x-seed"),
     ("sockets", "WS /v1/audio/speech/ws"), ("settings", "api.jobs.pool.num_cpus = 0.1"),
     ("command-line", "talkray loadtest run"), ("metrics", "talkray_ttfb_seconds histogram model"),
-    ("extension", "ExtensionState.resolve(speech, utterance)"), ("stores", "StoredVoice.takes.text: str | None = None"),
+    ("extension", "RequestHooks.discard(utterance)"), ("stores", "StoredVoice.takes.text: str | None = None"),
 ])  # fmt: skip
 def test_each_contract_has_what_users_rely_on(surface: str, line: str) -> None:
     text = (contracts.ROOT / contracts.FOLDER / f"{surface}.txt").read_text(encoding="utf-8")

@@ -28,14 +28,14 @@ from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.weights.store import locate
 from serve_app.api.application import create_api
-from serve_app.api.resolve.make_request import strict_request
+from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.responses.respond import respond
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.speech_models import SpeechModel
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 
 STOPS: dict[Callable[..., object], int] = {
-    strict_request: 1,
+    Resolver.strict_request: 1,
     respond: 2,
     SpeechModel.speak: 3,
     UtteranceSynthesizer.speak_utterance: 4,

@@ -106,13 +106,13 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing for a step to do."""
-        works = self._is_running or not self.lanes.is_idle or self.runner.has_pending_advance
+        works = self._has_unread_frames or not self.lanes.is_idle or self.runner.has_pending_advance
         return self.scheduler.is_idle and self.output_queue.is_idle and not works
 
     @property
     def poll_timeout_s(self) -> float:
         """Seconds that the host may wait for new requests without the device becoming idle."""
-        if self._step is None or self._is_running or not self.lanes.is_idle:
+        if self._step is None or self._has_unread_frames or not self.lanes.is_idle:
             return 0.0
         return min(max(0.0, (self._step.next_start_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
 
@@ -157,10 +157,12 @@ class Engine:
     @property
     def _needs_step(self) -> bool:
         """Whether no step is running, and the device has little queued work left."""
-        return not self._is_running and (self._step is None or time.perf_counter_ns() >= self._step.next_start_ns)
+        return not self._has_unread_frames and (
+            self._step is None or time.perf_counter_ns() >= self._step.next_start_ns
+        )
 
     @property
-    def _is_running(self) -> bool:
+    def _has_unread_frames(self) -> bool:
         """Whether the last step has frames that the host has not yet read."""
         return self._step is not None and not self._step.is_collected
 
@@ -173,8 +175,8 @@ class Engine:
         while True:
             self.lanes.start_step(beside=self._step)
             lane_has_frames = self.lanes.collect()
-            has_codes = self._step is not None and self._is_running and self._step.runner_step.has_codes
-            if lane_has_frames or has_codes or not self._is_running or self.audio.has_audio:
+            has_codes = self._step is not None and self._has_unread_frames and self._step.runner_step.has_codes
+            if lane_has_frames or has_codes or not self._has_unread_frames or self.audio.has_audio:
                 break
             meanwhile()  # busy-wait, because waking up from a sleep would take longer
         self.waited_ns += time.perf_counter_ns() - start

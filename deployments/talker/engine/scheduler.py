@@ -216,6 +216,7 @@ class Scheduler:
         )
 
     def _admit_waiting(self) -> list[Sequence]:
+        """Admit waiting sequences, preempting others for them. If all fit, also admit those that await text."""
         admitted: list[Sequence] = []
         for sequence in [sequence for sequence in self.waiting if not sequence.awaits_text]:
             if not self._make_room(sequence):

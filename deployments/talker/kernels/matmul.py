@@ -305,7 +305,7 @@ def _normalise(x, squares, weight, out, parts_stride, eps, parts: tl.constexpr, 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Operations of a product besides `x @ weight.T`, in order: `/ rms(x)`, the gate, the bias, the residual."""
+    """Operations of a product besides `x @ weight.T`: `/ rms(x)`, then the gate. Bias and residual follow."""
 
     eps: float | None = None  # if set, the input rows are normalized; the norm weight is folded into the matrix
     gated: bool = False  # weight [2 * n, k]: silu of the first half's product times the second half's product

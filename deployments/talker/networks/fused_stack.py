@@ -150,6 +150,7 @@ class FusedStack:
 
     @staticmethod
     def _first_rows(x: Activations, num_rows: int) -> Activations:
+        """Return the first rows, which share the squares of `x` but have their own `parts`, set by the next product."""
         return Activations(x.values[:num_rows], x.squares, x.parts)
 
 

@@ -44,9 +44,9 @@ async def build_utterance(
     """
     try:
         utterance = await _utterance(resolver, speech, request_id, client, live=live)
-        for name, step in resolver.steps.items():
+        for name, hooks in resolver.hooks:
             try:
-                utterance = await step(speech, utterance)
+                utterance = await hooks.resolve(resolver, speech, utterance)
             except TalkrayError:
                 raise
             except Exception as error:
@@ -60,7 +60,7 @@ async def _utterance(
     resolver: Resolver, speech: SpeechRequest, request_id: str, client: str, *, live: bool
 ) -> Utterance:
     body, info, spoken, language = speech.body, speech.info, speech.spoken, speech.voice.language
-    options = {} if speech.voice.stored is None else dict(speech.voice.stored.sampling)
+    options = {} if speech.voice.stored is None else dict(speech.voice.stored.sampling)  # the voice's defaults
     options |= {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
     speaker = speech.voice.name if info.kind is ModelKind.CUSTOM_VOICE else None
     if body.ref_audio is not None and info.kind is not ModelKind.BASE:

@@ -101,5 +101,5 @@ class AudioSource:
         return WholeResponse(attempt(self.utterance, usage), headers, quota=quota, redraw=redraw)
 
     def _discard(self, utterance: Utterance) -> None:
-        for discard in self.service.resolver.on_discard:
-            discard(utterance)
+        for _, hooks in self.service.resolver.hooks:
+            hooks.discard(utterance)

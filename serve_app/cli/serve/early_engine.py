@@ -22,13 +22,13 @@ def begin(config: AppConfig, folder: RunFolder, report: Callable[[str], None]) -
 
     The engine ends with this process, until a replica has claimed it. From then on it ends with the replica.
     """
-    own = _only_talker(config)
-    if own is None:
+    single = _only_talker(config)
+    if single is None:
         return
     report("starting the speech model")
-    start = channel.EngineStart(model=own.model, config=own.talker, makes_audio=own.codec.placement != "pool")
+    start = channel.EngineStart(model=single.model, config=single.talker, makes_audio=single.codec.placement != "pool")
     ours, theirs = socket.socketpair()
-    threads = str(max(1, int(own.talker_pool.num_cpus)))  # as Ray sets it for the replica
+    threads = str(max(1, int(single.talker_pool.num_cpus)))  # as Ray sets it for the replica
     with theirs:
         process = subprocess.Popen(
             channel.engine_command(start, theirs.fileno()),
@@ -44,12 +44,12 @@ def begin(config: AppConfig, folder: RunFolder, report: Callable[[str], None]) -
 
 def _only_talker(config: AppConfig) -> AppConfig | None:
     """Return the settings of the only talker replica; None if there are several, or if its GPU is not known yet."""
-    [own, *others] = config.by_model().values()
+    [single, *others] = config.by_model().values()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     num_gpus = count_gpus() if visible is None else len([*filter(None, visible.split(","))])
-    if others or own.talker_scaling is not None or own.talker_pool.replicas != 1:
+    if others or single.talker_scaling is not None or single.talker_pool.replicas != 1:
         return None
-    return own if num_gpus == (own.talker_pool.num_gpus > 0) else None
+    return single if num_gpus == (single.talker_pool.num_gpus > 0) else None
 
 
 def _hand_over(

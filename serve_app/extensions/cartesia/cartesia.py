@@ -20,7 +20,6 @@ from serve_app.api.parsing.client_input import format_named, number, switch, tex
 from serve_app.api.parsing.forms import read_form
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import EVENT_STREAM, Delivery, SpeechRequest
 from serve_app.api.responses.events import named_event
 from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_in_thread
@@ -170,7 +169,7 @@ async def _speech_request(
         ignored["voice.mode"] = "only id is supported"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
-    return await lenient_request(service.resolver, sent, names, delivery=delivery, overrides=overrides, reasons=ignored)
+    return await service.resolver.lenient_request(sent, names, delivery=delivery, overrides=overrides, reasons=ignored)
 
 
 async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:

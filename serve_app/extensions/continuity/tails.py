@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from deployments.config import Strict
 from deployments.listener import Listener
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest, Tail
-from serve_app.api.parsing.speech_body import with_fields
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.extension import ExtensionState
@@ -51,16 +50,15 @@ class ContinuityFields(BaseModel):
 class TailStore(ExtensionState):
     """Keeps the tails of finished requests for up to ten minutes. Drops the oldest tail to stay below a size limit."""
 
+    body_fields = ContinuityFields
+
     def __init__(self, *, joins: bool) -> None:
         """If `joins` is set, each segment and each utterance in a conversation continues the previous one."""
         self.joins = joins
         self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
         self._num_bytes = 0
 
-    def install(self, resolver: Resolver) -> None:
-        resolver.body = with_fields(resolver.body, ContinuityFields)
-
-    async def resolve(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
+    async def resolve(self, resolver: Resolver, speech: SpeechRequest, utterance: Utterance) -> Utterance:
         """Continue the speech of the request in `previous_request_id`. If its tail is not stored, report the field as
         ignored.
         """

@@ -13,7 +13,6 @@ from serve_app.api.context import state_of
 from serve_app.api.parsing import field_names
 from serve_app.api.parsing.client_input import format_named, number, switch, text_of
 from serve_app.api.request_record import Usage
-from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import EVENT_STREAM, Delivery, SpeechRequest
 from serve_app.api.responses.events import in_parts
 from serve_app.api.responses.respond import respond
@@ -107,7 +106,7 @@ async def speech_request(
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000))
     if "enable_tn" in flat:
         overrides = {**(overrides or {}), "text_normalization": "on" if switch(flat, "enable_tn") else "off"}
-    return await lenient_request(service.resolver, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+    return await service.resolver.lenient_request(sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
 
 
 class DashScopeSocket(ResponseSocket, ConversationConnection):

@@ -17,7 +17,6 @@ from deployments.errors import InvalidRequest
 from serve_app.api.error_replies import ErrorReply
 from serve_app.api.parsing import field_names
 from serve_app.api.parsing.client_input import format_named, number, plain_number, text_of
-from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
@@ -79,8 +78,8 @@ async def speech_request(
         reasons["container"] = "WebSockets have none" if body is None else f"{encoding} uses {comes_in}"
     if body is not None and _PRONUNCIATION.search(text_of(body)[:_MOST_CHARS]):
         reasons["pronounce"] = "phonemes are not supported: the word itself is spoken"
-    return await lenient_request(
-        service.resolver, {**(body or {}), **query}, _NAMES, delivery=delivery, overrides=overrides, reasons=reasons
+    return await service.resolver.lenient_request(
+        {**(body or {}), **query}, _NAMES, delivery=delivery, overrides=overrides, reasons=reasons
     )
 
 

@@ -23,7 +23,6 @@ from serve_app.api.context import state_of
 from serve_app.api.parsing import field_names
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.responses.speech_response import while_connected
 from serve_app.api.responses.whole_audio import ByteQuota
@@ -149,7 +148,7 @@ async def speech_request(
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
     design_fields: Json = {**dict.fromkeys(service.resolver.further_fields, "VoiceDesign"), **sent}
-    speech = await lenient_request(service.resolver, design_fields, names, delivery=delivery, overrides=overrides)
+    speech = await service.resolver.lenient_request(design_fields, names, delivery=delivery, overrides=overrides)
     if speech.info.kind is not ModelKind.VOICE_DESIGN:
         raise InvalidRequest(f"model: {speech.info.name} cannot design voices. Use a VoiceDesign model.", "model")
     body = speech.body
@@ -159,7 +158,7 @@ async def speech_request(
     if len(body.input) > _MOST_CHARS:
         message = f"text has {len(body.input)} characters. Send at most {_MOST_CHARS}."
         raise InvalidRequest(message, "text", "string_above_max_length")
-    spoken, _ = await service.resolver.read_text(service.resolver, body, speech.info, speech.voice.stored)
+    spoken, _ = await service.resolver.read_text(body, speech.info, speech.voice.stored)
     return replace(speech, body=body, spoken=spoken)
 
 

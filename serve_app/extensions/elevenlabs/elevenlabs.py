@@ -16,10 +16,8 @@ from serve_app.api.parsing import field_names
 from serve_app.api.parsing.client_input import format_named, switch, text_of
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
-from serve_app.api.resolve.voice import choose_voice
 from serve_app.api.responses.events import in_parts
 from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedFormat, WholeFormat
@@ -114,8 +112,8 @@ def _ways(path: str, summary: str) -> tuple[Route, ...]:
 
 async def request_in_voice(resolver: Resolver, speech: SpeechRequest, voice: str) -> SpeechRequest:
     """Copy a lenient request for another voice. The copy's `ignored` covers only that voice."""
-    chosen = await choose_voice(resolver, voice, speech.body, speech.info, lenient=True)
-    spoken, _ = await resolver.read_text(resolver, speech.body, speech.info, chosen.stored)
+    chosen = await resolver.choose_voice(voice, speech.body, speech.info, lenient=True)
+    spoken, _ = await resolver.read_text(speech.body, speech.info, chosen.stored)
     chosen = replace(chosen, default=None)
     return replace(speech, ignored=chosen.ignored, spoken=spoken, voice=chosen, is_tagged=False)
 
@@ -158,7 +156,7 @@ async def speech_request(
     reasons |= texts_around(sent)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
     resolver = service.resolver
-    speech = await lenient_request(resolver, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+    speech = await resolver.lenient_request(sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
     return replace(speech, fields={**speech.fields, PREVIOUS: _PREVIOUS})
 
 

@@ -126,7 +126,7 @@ class _Contexts(ContextConnection[_Context], HandshakeConnection):
         reasons: dict[str, str] = {}
         resolver, words = self.service.resolver, await located(self.service, fields[LOCATORS], reasons)
         body = self.speech.body.model_copy(update={"lexicon": words})
-        spoken, unread = await resolver.read_text(resolver, body, self.speech.info, self.speech.voice.stored)
+        spoken, unread = await resolver.read_text(body, self.speech.info, self.speech.voice.stored)
         return replace(self.speech, body=body, spoken=spoken, ignored=reasons | unread)
 
     async def _close(self, name: str) -> None:

@@ -4,19 +4,17 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from serve_app.api.parsing.client_input import switch
 from serve_app.api.parsing.speech_body import check_length
 from serve_app.api.resolve.ignored_fields import Reasons, left_out
-from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.config import ApiSettings
-from serve_app.extension import new_resolver
+from serve_app.extension import hooks_of, in_order
 from serve_app.extensions import load_extensions
 from serve_app.extensions.jobs.job_store import JobStore
 from serve_app.extensions.jobs.settings import JobSettings
@@ -30,8 +28,6 @@ from serve_app.extensions.jobs.stored_job import (
     Segment,
     StoredJob,
 )
-from serve_app.extensions.models.model_choice import ModelChoice
-from serve_app.extensions.text.reading import TextReading
 from serve_app.extensions.text.spoken_text import ReadText
 from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.stored_voice import StoredVoice
@@ -50,11 +46,9 @@ _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # maximum size of each piece of the p
 
 
 def resolver_of_jobs(models: SpeechModels, settings: ApiSettings, voices: Voices) -> Resolver:
-    """Return the resolver of the process that plans jobs. It reads the same body fields as the ingresses' resolvers."""
-    resolver = new_resolver(load_extensions(settings.extensions), models, settings)
-    for state in (TextReading(), voices, ModelChoice()):
-        state.install(resolver)
-    return resolver
+    """Return the resolver of the process that plans jobs. It has all hooks without state, and those of `voices`."""
+    extensions = in_order(load_extensions(settings.extensions))
+    return Resolver(models, settings, hooks_of(extensions, {"voices": voices}))
 
 
 class Planned:
@@ -126,9 +120,8 @@ async def plan_into(made: Planned, resolver: Resolver, fields: Mapping[str, obje
     made.deterministic = switch(defaults, DETERMINISTIC)
     defaults.pop(DETERMINISTIC, None)
     # A part can be longer than the text in a speech request.
-    long = replace(
-        resolver, settings=settings.model_copy(update={"max_input_chars": settings.of(JobSettings).max_input_chars})
-    )
+    most = settings.of(JobSettings).max_input_chars
+    long = resolver.with_settings(settings.model_copy(update={"max_input_chars": most}))
     began_s = time.monotonic()
     for number, entry in enumerate(inputs):
         _check_time(time.monotonic() - began_s, number, len(inputs))
@@ -169,7 +162,7 @@ async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fi
             advice = "Store the recording with POST /v1/audio/voices, and send the name of the voice in voice"
             raise InvalidRequest(f"{name}: jobs support only stored voices. {advice}.", name)
     at_fetch = [name for name in _AT_FETCH if fields.pop(name, None) is not None]
-    speech = await strict_request(long, fields)
+    speech = await long.strict_request(fields)
     check_length("instructions", speech.instructions or "", settings)
     if made.deterministic and not speech.info.deterministic:
         reason = f"the codes of {speech.info.name} depend on concurrent requests. Set talker.deterministic"

@@ -19,7 +19,7 @@ from serve_app.api.request_record import Usage, start_marks
 from serve_app.api.resolve.make_utterance import build_utterance
 from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
-from serve_app.api.resolve.voice import check_language, choose_voice, unspoken_script
+from serve_app.api.resolve.voice import check_language, unspoken_script
 from serve_app.extensions.continuity.tails import Continuation
 from serve_app.extensions.live.live_text import LiveText, LiveTexts
 from serve_app.extensions.live.turns import (
@@ -275,7 +275,7 @@ class Session:
         """Yield the utterance of a turn whose text is still arriving, or None if the text ends without words."""
         speech = await self._speech_for(self._body, read("", self._rules))
         utterance = await self._utterance(turn, speech, live=True)
-        restyle = partial(in_style, self._resolver, speech, base=utterance.synthesis)
+        restyle = partial(in_style, self._resolver.voices, speech, base=utterance.synthesis)
         asked = texts.open(utterance, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules, restyle=restyle)
         with await asked as live:
             turn.live, turn.usage.left_out = live, live.left_out
@@ -292,7 +292,7 @@ class Session:
     async def _speech_for(self, body: SpeechBody, spoken: SpokenText) -> SpeechRequest:
         self._handshake.caller.count_request()
         # A turn may start an hour after the request. Its voice may then have a new version, or may be deleted.
-        voice = await choose_voice(self._resolver, self._speech.voice.name, body, self._info, lenient=False)
+        voice = await self._resolver.choose_voice(self._speech.voice.name, body, self._info)
         return replace(self._speech, body=body, spoken=spoken, voice=voice)
 
     async def _utterance(self, turn: Turn, speech: SpeechRequest, *, live: bool = False) -> Utterance:

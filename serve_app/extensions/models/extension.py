@@ -1,4 +1,4 @@
 from serve_app.extension import Extension
-from serve_app.extensions.models.model_choice import ModelChoice
+from serve_app.extensions.models.model_choice import ModelHooks
 
-EXTENSION = Extension("models", open=lambda context: ModelChoice())
+EXTENSION = Extension("models", hooks=ModelHooks())

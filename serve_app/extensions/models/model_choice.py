@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
-from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.parsing.field_names import Names
+from serve_app.api.resolve.resolver import RequestHooks, Resolver
 from serve_app.api.voice_source import VoiceSource
 from serve_app.config import CLONE_ALIAS, ApiSettings
-from serve_app.extension import ExtensionState
+from serve_app.speech.speech_models import SpeechModels
 
 _TASKS = {"customvoice": ModelKind.CUSTOM_VOICE, "voicedesign": ModelKind.VOICE_DESIGN, "base": ModelKind.BASE}
 _CHECKPOINTS = {  # names in error messages
@@ -31,38 +32,33 @@ class ModelHints:
     instructions: object = None
 
 
-class ModelChoice(ExtensionState):
-    """Extension object that chooses the model for every request."""
+class ModelHooks(RequestHooks):
+    """Chooses the model for every request."""
 
-    def install(self, resolver: Resolver) -> None:
-        resolver.choose_model = choose_by_fields
-        if len(resolver.models) > 1:
-            resolver.further_fields = {**resolver.further_fields, "task_type": None}
+    def further_fields(self, models: SpeechModels) -> Names:
+        return {"task_type": None} if len(models) > 1 else {}
 
-
-async def choose_by_fields(
-    resolver: Resolver, hints: Mapping[str, object], *, sent: Mapping[str, object], lenient: bool = False
-) -> ModelInfo:
-    """Implement `Resolver.choose_model`.
-
-    If there is only one model, it serves all requests. Unless `lenient`, check the model name in the request. Raises
-    NotReady, and the errors of `choose_model`.
-    """
-    models = await resolver.models.infos()
-    model, voice = (name if isinstance(name := hints.get(field), str) else None for field in ("model", "voice"))
-    has_recording = hints.get("ref_audio") is not None or await _is_stored(resolver.voices, voice, models)
-    wanted = ModelHints(
-        model=model,
-        has_recording=has_recording,
-        task_type=sent.get("task_type"),
-        voice=voice,
-        lost_voice=None if len(models) == 1 or has_recording else resolver.voices.missing(voice),
-        instructions=hints.get("instructions"),
-    )
-    info = choose_model(wanted, models, resolver.settings, lenient=lenient)
-    if not lenient:
-        catalogue.check_model(model, info, resolver.settings)
-    return info
+    async def choose_model(
+        self, resolver: Resolver, hints: Mapping[str, object], *, sent: Mapping[str, object], lenient: bool
+    ) -> ModelInfo:
+        """If there is only one model, it serves all requests. Unless `lenient`, check the model name in the request.
+        Raises NotReady, and the errors of `choose_model`.
+        """
+        models = await resolver.models.infos()
+        model, voice = (name if isinstance(name := hints.get(field), str) else None for field in ("model", "voice"))
+        has_recording = hints.get("ref_audio") is not None or await _is_stored(resolver.voices, voice, models)
+        wanted = ModelHints(
+            model=model,
+            has_recording=has_recording,
+            task_type=sent.get("task_type"),
+            voice=voice,
+            lost_voice=None if len(models) == 1 or has_recording else resolver.voices.missing(voice),
+            instructions=hints.get("instructions"),
+        )
+        info = choose_model(wanted, models, resolver.settings, lenient=lenient)
+        if not lenient:
+            catalogue.check_model(model, info, resolver.settings)
+        return info
 
 
 async def _is_stored(voices: VoiceSource, voice: str | None, models: Sequence[ModelInfo]) -> bool:

@@ -16,7 +16,6 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api.context import state_of
 from serve_app.api.headers import UNBUFFERED_HEADERS
 from serve_app.api.request_record import Usage
-from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.responses.speech_response import SpeechResponse, WholeAttempt, WholeResponse
 from serve_app.api.responses.whole_audio import ByteQuota
@@ -56,8 +55,8 @@ async def _speech_request(
     if named := next((name for name in _OF_AUDIO if name in fields), None):
         raise InvalidRequest(f"{named} changes only audio, not codec frames. Remove the field.", named)
     reasons = {**(reasons or {}), **({PREVIOUS: "only for audio"} if fields.get(PREVIOUS) else {})}
-    speech = await strict_request(
-        service.resolver, fields, default=AudioFormat.PCM, reasons=reasons, overrides={PREVIOUS: None}
+    speech = await service.resolver.strict_request(
+        fields, default=AudioFormat.PCM, reasons=reasons, overrides={PREVIOUS: None}
     )
     if any(span.speed != 1 for span in speech.spoken.spans):
         raise InvalidRequest("input: <prosody rate> changes only audio, not codec frames. Remove it.", "input")

@@ -15,9 +15,7 @@ from serve_app.api.error_replies import Unauthorized, translate
 from serve_app.api.parsing.speech_body import names_of, parse_speech, validated
 from serve_app.api.request_record import Usage
 from serve_app.api.resolve.ignored_fields import Ignored
-from serve_app.api.resolve.make_request import complete
 from serve_app.api.resolve.speech_request import Delivery
-from serve_app.api.resolve.voice import choose_voice
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.extension import Dialect
@@ -94,16 +92,16 @@ class SpeakMessage:
         previous_id = body.of(ContinuityFields).previous_request_id
         if previous_id is not None or body.seed is not None:  # the seed must determine the speech
             self._continuation.previous_id = previous_id
-        info = await service.resolver.choose_model(service.resolver, dict(body), sent=fields)
+        info = await service.resolver.choose_model(dict(body), sent=fields)
         reasons = always_streamed(fields)
         reasons.pop(PREVIOUS, None)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
-        voice = await choose_voice(service.resolver, body.voice, body, info, lenient=False)
+        voice = await service.resolver.choose_voice(body.voice, body, info)
         names = {**dict.fromkeys(("type", *Resumption.model_fields)), **names_of(service.resolver.body)}
         ignored = Ignored(fields, names, {**reasons, **voice.ignored})
-        speech = await complete(service.resolver, body, info, delivery=delivery, ignored=ignored, voice=voice)
+        speech = await service.resolver.complete(body, info, delivery=delivery, ignored=ignored, voice=voice)
         self._speech = speech
         session = self._connection.new_session(
             replace(speech, ignored={}), request_id=self.request_id, live=False, continuation=self._continuation

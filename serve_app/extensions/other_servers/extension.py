@@ -5,5 +5,5 @@ EXTENSION = Extension(
     "other_servers",
     requires=("live",),
     dialects=(mistral.DIALECT, vllm_omni.DIALECT, voxserve.DIALECT, kokoro.DIALECT, nari.DIALECT),
-    reads=spellings.install,
+    hooks=spellings.SpellingHooks(),
 )

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.context import state_of
-from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.responses.events import in_parts
 from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedFormat, WholeFormat
@@ -31,7 +30,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
         del fields[name]
     reasons = {name: "the response is always JSON lines with times" for name in _ALWAYS if name in fields}
     overrides = {"word_timestamps": True, "stream_format": "audio"}
-    speech = await strict_request(service.resolver, fields, overrides=overrides, reasons=reasons)
+    speech = await service.resolver.strict_request(fields, overrides=overrides, reasons=reasons)
     audio_format = speech.delivery.audio_format
     usage = state_of(request).record.usage
 

@@ -10,7 +10,6 @@ from serve_app.api.context import state_of
 from serve_app.api.parsing import field_names
 from serve_app.api.parsing.client_input import format_named, switch
 from serve_app.api.request_record import Usage
-from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import EVENT_STREAM, Delivery
 from serve_app.api.responses.events import in_parts, named_event
 from serve_app.api.responses.respond import respond
@@ -36,7 +35,7 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     voices with the default voice.
     """
     audio_format = format_named("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
-    speech = await lenient_request(service.resolver, fields, _NAMES, delivery=Delivery(audio_format))
+    speech = await service.resolver.lenient_request(fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if switch(fields, "stream"):
         events = StreamedFormat(EVENT_STREAM, lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)))

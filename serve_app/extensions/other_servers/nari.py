@@ -10,7 +10,6 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api.error_replies import ErrorReply
 from serve_app.api.parsing.client_input import switch, text_of
-from serve_app.api.resolve.make_request import lenient_request, strict_request
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -35,7 +34,7 @@ class NariSocket(HandshakeConnection, ConversationConnection):
 
     @classmethod
     async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
-        return await lenient_request(service.resolver, {}, {}, delivery=Delivery(AudioFormat.PCM))
+        return await service.resolver.lenient_request({}, {}, delivery=Delivery(AudioFormat.PCM))
 
     async def opened(self) -> None:
         rate = self.speech.info.sample_rate
@@ -76,7 +75,7 @@ class NariSocket(HandshakeConnection, ConversationConnection):
         if switch(sent, "word_timestamps"):
             reasons["word_timestamps"] = "not supported by this protocol"
         overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
-        speech = await strict_request(self.service.resolver, sent, overrides=overrides, reasons=reasons)
+        speech = await self.service.resolver.strict_request(sent, overrides=overrides, reasons=reasons)
         self._audio["sample_rate"] = speech.delivery.rate(speech.info)
         self.converse(speech)
         await self.send("request.configured", request_id=self.request_id, **speech.notes())

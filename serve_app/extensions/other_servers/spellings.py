@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
+from typing import ClassVar
 
 from deployments.errors import InvalidRequest
 from serve_app.api.parsing.client_input import switch
 from serve_app.api.resolve.ignored_fields import Reasons
-from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.resolve.resolver import RequestHooks
 from serve_app.text.languages import language_name
 
 # Qwen3-TTS servers append the language to the model name, as in tts-1-hd-zh.
@@ -14,35 +15,37 @@ _WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
 _KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
 
 
-def install(resolver: Resolver) -> None:
-    """Make a resolver accept other servers' names."""
-    resolver.translate = in_our_spelling
-    resolver.spellings = {"instruction": "instructions", "lang_code": "language"}
-    resolver.spellings |= dict.fromkeys(("ssml", "normalization_options"))
+class SpellingHooks(RequestHooks):
+    """Accepts other servers' names."""
 
+    spellings: ClassVar = {
+        "instruction": "instructions",
+        "lang_code": "language",
+        "ssml": None,
+        "normalization_options": None,
+    }
 
-def in_our_spelling(fields: Mapping[str, object]) -> tuple[dict[str, object], Reasons]:
-    """Implement `Resolver.translate`. Raises InvalidRequest."""
-    ours, reasons = dict(fields), Reasons()
-    if "instruction" in ours and "instructions" not in ours:  # Dify
-        ours["instructions"] = ours.pop("instruction")
-    code = ours.get("lang_code")
-    if not isinstance(code, str | None):
-        raise InvalidRequest("lang_code must be a string.", "lang_code")
-    if code is not None and "language" not in ours:  # Kokoro-FastAPI
-        ours["language"] = _KOKORO_LANGUAGES.get(code, code)
-        del ours["lang_code"]
-    if "ssml" in ours and switch(ours, "ssml") and "markup" not in ours:  # Kokoro-FastAPI
-        ours["markup"] = "ssml"
-    options = ours.get("normalization_options")
-    if isinstance(options, dict):  # Kokoro-FastAPI
-        if options.get("normalize") is not None:
-            ours.setdefault("text_normalization", "on" if switch(options, "normalize") else "off")
-        if set(options) - {"normalize"}:
-            reasons["normalization_options"] = "only the option normalize has an effect"
-    model = ours.get("model")
-    named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
-    if named and language_name(named[2]) != named[2]:
-        ours["model"] = named[1]
-        ours.setdefault("language", named[2])
-    return ours, reasons
+    def translate(self, fields: Mapping[str, object]) -> tuple[dict[str, object], Reasons]:
+        ours, reasons = dict(fields), Reasons()
+        if "instruction" in ours and "instructions" not in ours:  # Dify
+            ours["instructions"] = ours.pop("instruction")
+        code = ours.get("lang_code")
+        if not isinstance(code, str | None):
+            raise InvalidRequest("lang_code must be a string.", "lang_code")
+        if code is not None and "language" not in ours:  # Kokoro-FastAPI
+            ours["language"] = _KOKORO_LANGUAGES.get(code, code)
+            del ours["lang_code"]
+        if "ssml" in ours and switch(ours, "ssml") and "markup" not in ours:  # Kokoro-FastAPI
+            ours["markup"] = "ssml"
+        options = ours.get("normalization_options")
+        if isinstance(options, dict):  # Kokoro-FastAPI
+            if options.get("normalize") is not None:
+                ours.setdefault("text_normalization", "on" if switch(options, "normalize") else "off")
+            if set(options) - {"normalize"}:
+                reasons["normalization_options"] = "only the option normalize has an effect"
+        model = ours.get("model")
+        named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
+        if named and language_name(named[2]) != named[2]:
+            ours["model"] = named[1]
+            ours.setdefault("language", named[2])
+        return ours, reasons

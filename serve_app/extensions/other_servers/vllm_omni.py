@@ -13,7 +13,6 @@ from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.parsing.client_input import switch, text_of
 from serve_app.api.request_record import Usage
-from serve_app.api.resolve.make_request import strict_request
 from serve_app.api.resolve.speech_request import CONTENT_TYPES
 from serve_app.api.responses.speech_response import SpeechResponse, audio_body
 from serve_app.api.responses.whole_audio import AUDIO_HERE, ByteQuota, object_with, read_all
@@ -90,8 +89,8 @@ async def _speak_item(
     reasons = {name: "batch items are not streamed" for name, is_asked in wants_stream.items() if is_asked}
     if fields.get(PREVIOUS) is not None:
         reasons[PREVIOUS] = "batch items do not continue other requests"
-    speech = await strict_request(
-        service.resolver, fields, default=AudioFormat.WAV, reasons=reasons, overrides={PREVIOUS: None}
+    speech = await service.resolver.strict_request(
+        fields, default=AudioFormat.WAV, reasons=reasons, overrides={PREVIOUS: None}
     )
     utterance = await service.prepare_utterance(request, speech)
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
@@ -148,8 +147,8 @@ class OmniSocket(ConversationConnection):
         if switch(sent, "word_timestamps"):
             reasons["word_timestamps"] = "not supported by this protocol"
         overrides = {"input": "", "word_timestamps": False}
-        speech = await strict_request(
-            self.service.resolver, sent, default=AudioFormat.WAV, overrides=overrides, reasons=reasons
+        speech = await self.service.resolver.strict_request(
+            sent, default=AudioFormat.WAV, overrides=overrides, reasons=reasons
         )
         self._format = {"format": speech.delivery.audio_format, "sample_rate": speech.delivery.rate(speech.info)}
         self._format |= speech.notes()

@@ -9,7 +9,6 @@ from starlette.responses import Response
 from serve_app.api.parsing import field_names
 from serve_app.api.parsing.client_input import switch, text_of
 from serve_app.api.parsing.forms import parse_form
-from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
@@ -38,8 +37,7 @@ async def generate(service: SpeechService, request: Request) -> Response:
 async def speech_request(service: SpeechService, fields: Mapping[str, object]) -> SpeechRequest:
     """Create a request from `fields` with VoxServe's names. Raises InvalidRequest."""
     is_whole = "streaming" in fields and not switch(fields, "streaming")
-    return await lenient_request(
-        service.resolver,
+    return await service.resolver.lenient_request(
         fields,
         _NAMES,
         delivery=Delivery(AudioFormat.WAV, whole=is_whole),

@@ -13,7 +13,6 @@ from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.parsing import field_names
 from serve_app.api.parsing.client_input import format_named
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.make_request import lenient_request
 from serve_app.api.resolve.speech_request import Delivery, SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -161,8 +160,8 @@ class RealtimeSocket(ResponseSocket):
         overrides = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
         overrides["model"] = self._model
-        return await lenient_request(
-            self.service.resolver, flat, names, delivery=delivery, overrides=overrides, reasons=reasons
+        return await self.service.resolver.lenient_request(
+            flat, names, delivery=delivery, overrides=overrides, reasons=reasons
         )
 
     async def _add_item(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:

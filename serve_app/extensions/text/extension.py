@@ -1,6 +1,4 @@
 from serve_app.extension import Extension
 from serve_app.extensions.text import reading
 
-EXTENSION = Extension(
-    "text", settings=reading.TextSettings, dialects=(reading.DIALECT,), open=lambda context: reading.TextReading()
-)
+EXTENSION = Extension("text", settings=reading.TextSettings, dialects=(reading.DIALECT,), hooks=reading.TextHooks())

@@ -200,3 +200,11 @@ def to_pls(words: Iterable[tuple[str, str]], language: str) -> str:
 
 def _refuse_doctype(*_: object) -> None:
     raise ValueError("remove the DOCTYPE")
+
+
+class LexiconSource:
+    """Hooks of an extension that stores a lexicon for all requests. This one is empty."""
+
+    async def lexicon_for_all(self) -> Lexicon:
+        """Return the respellings for every caller."""
+        return Lexicon.EMPTY

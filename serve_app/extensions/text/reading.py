@@ -18,15 +18,14 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, SynthesisRequest
 from serve_app.api.openai_docs import request_docs
 from serve_app.api.parsing.client_input import read_object
-from serve_app.api.parsing.speech_body import SpeechBody, with_fields
+from serve_app.api.parsing.speech_body import SpeechBody
 from serve_app.api.resolve import ignored_fields
-from serve_app.api.resolve.make_request import strict_request
-from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.resolve.resolver import RequestHooks, Resolver
 from serve_app.api.resolve.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.voice_source import ClonedVoice
-from serve_app.extension import Dialect, ExtensionState, Route
-from serve_app.extensions.text.lexicon import Lexicon
+from serve_app.api.voice_source import ClonedVoice, VoiceSource
+from serve_app.extension import Dialect, Route
+from serve_app.extensions.text.lexicon import Lexicon, LexiconSource
 from serve_app.extensions.text.markup import Markup
 from serve_app.extensions.text.normalisation import prepare
 from serve_app.extensions.text.spoken_text import ReadText, TextRules, read
@@ -56,73 +55,66 @@ class TextFields(BaseModel):
     max_segment_chars: Annotated[int, Field(ge=_LEAST_CHARS)] | None = None  # None: use the server's setting
 
 
-class TextReading(ExtensionState):
-    """Extension object that converts the texts of all requests."""
+class TextHooks(RequestHooks):
+    """Converts the texts of all requests."""
 
-    _resolver: Resolver  # set by `install`
+    body_fields = TextFields
 
-    def install(self, resolver: Resolver) -> None:
-        self._resolver = resolver
-        resolver.steps["text"] = self._apply_rules  # jobs run this step but skip the steps of other extensions
-        resolver.read_text = read_with_rules
-        resolver.body = with_fields(resolver.body, TextFields)
+    async def read_text(
+        self, resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
+    ) -> tuple[SpokenText, ignored_fields.Reasons]:
+        """Apply the rules of the request, its voice and the server. Raises InvalidRequest for invalid SSML, an invalid
+        lexicon, or normalization of a text in an unknown language.
+        """
+        settings, source = resolver.settings.of(TextSettings), resolver.provider(LexiconSource) or LexiconSource()
+        own, reasons = body.of(TextFields), ignored_fields.Reasons()
+        chars = own.max_segment_chars
+        if chars is not None and chars > info.max_segment_chars:
+            reasons["max_segment_chars"] = f"the limit of the model is {info.max_segment_chars}"
+        lexicon = Lexicon.checked(own.lexicon or {}, "lexicon")
+        if stored is not None:
+            lexicon = lexicon.over(Lexicon(stored.lexicon))
+        if info.spoken_form is not None and own.text_normalization == "off":
+            reasons["text_normalization"] = "the loaded voice always normalizes text"
+        wants_words = info.spoken_form is None and own.text_normalization == "on"
+        language = await _language_of_figures(body, info, stored) if wants_words else None
+        if wants_words and language is None:
+            reasons["text_normalization"] = "the language of the text is uncertain: set language"
+        for_all = await source.lexicon_for_all()
+        styles = StyleRules.of(body, info, stored)
+        if body.instructions and styles.follows == "manners" and styles.effect(body.instructions) is None:
+            reasons["instructions"] = "the loaded voice can only speak slower, faster or more quietly"
+        rules = TextRules(
+            own.markup or settings.markup,
+            settings.paragraph_pause_s,
+            lexicon=lexicon.over(for_all),
+            spoken_form=info.spoken_form,
+            max_segment_chars=chars or settings.max_segment_chars,
+            normalised=language,
+            styles=styles,
+        )
+        is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
+        spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
+        return spoken, reasons | ignored_fields.of_text(spoken)
 
-    async def _apply_rules(self, speech: SpeechRequest, utterance: Utterance) -> Utterance:
+    async def resolve(self, resolver: Resolver, speech: SpeechRequest, utterance: Utterance) -> Utterance:
         """Set the utterance's limit for segments, and the fields that the styles in its text change. Raises the errors
         of `in_style`.
         """
         assert isinstance(speech.spoken, ReadText)
         named = {span.style for span in utterance.spans if span.style and not speech.is_tagged}
-        styles = {style: await in_style(self._resolver, speech, style, base=utterance.synthesis) for style in named}
+        styles = {style: await in_style(resolver.voices, speech, style, base=utterance.synthesis) for style in named}
         return replace(utterance, max_segment_chars=speech.spoken.rules.max_segment_chars, styles=styles)
 
 
-async def read_with_rules(
-    resolver: Resolver, body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
-) -> tuple[SpokenText, ignored_fields.Reasons]:
-    """Implement `Resolver.read_text`. Raises InvalidRequest for invalid SSML, an invalid lexicon, or normalization
-    of a text in an unknown language.
-    """
-    settings, read_lexicon = resolver.settings.of(TextSettings), resolver.lexicon_for_all
-    own, reasons = body.of(TextFields), ignored_fields.Reasons()
-    chars = own.max_segment_chars
-    if chars is not None and chars > info.max_segment_chars:
-        reasons["max_segment_chars"] = f"the limit of the model is {info.max_segment_chars}"
-    lexicon = Lexicon.checked(own.lexicon or {}, "lexicon")
-    if stored is not None:
-        lexicon = lexicon.over(Lexicon(stored.lexicon))
-    if info.spoken_form is not None and own.text_normalization == "off":
-        reasons["text_normalization"] = "the loaded voice always normalizes text"
-    wants_words = info.spoken_form is None and own.text_normalization == "on"
-    language = await _language_of_figures(body, info, stored) if wants_words else None
-    if wants_words and language is None:
-        reasons["text_normalization"] = "the language of the text is uncertain: set language"
-    for_all = Lexicon.EMPTY if read_lexicon is None else await read_lexicon()
-    styles = StyleRules.of(body, info, stored)
-    if body.instructions and styles.follows == "manners" and styles.effect(body.instructions) is None:
-        reasons["instructions"] = "the loaded voice can only speak slower, faster or more quietly"
-    rules = TextRules(
-        own.markup or settings.markup,
-        settings.paragraph_pause_s,
-        lexicon=lexicon.over(for_all),
-        spoken_form=info.spoken_form,
-        max_segment_chars=chars or settings.max_segment_chars,
-        normalised=language,
-        styles=styles,
-    )
-    is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
-    spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
-    return spoken, reasons | ignored_fields.of_text(spoken)
-
-
 async def in_style(
-    resolver: Resolver, speech: SpeechRequest, style: str, *, base: SynthesisRequest
+    voices: VoiceSource, speech: SpeechRequest, style: str, *, base: SynthesisRequest
 ) -> dict[str, object]:
     """Return the fields of `base` that a style changes. Raises the errors of `VoiceSource.reference`."""
     if (stored := speech.voice.stored) is None:
         return {"instructions": as_instructions(base.instructions, style)}
     by_vector = speech.body.x_vector_only_mode or speech.info.clones_by_vector
-    return {"reference": await resolver.voices.reference(stored, style, speech.info, x_vector_only=by_vector)}
+    return {"reference": await voices.reference(stored, style, speech.info, x_vector_only=by_vector)}
 
 
 async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None) -> str | None:
@@ -148,7 +140,7 @@ async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: Cloned
 async def show_text(service: SpeechService, request: Request) -> Response:
     """Return the spoken text, the unspoken text and the segments for a body of `/v1/audio/speech`."""
     fields = await read_object(request)
-    speech = await strict_request(service.resolver, fields)
+    speech = await service.resolver.strict_request(fields)
     spoken = speech.spoken
     assert isinstance(spoken, ReadText)
     answer = {

@@ -19,19 +19,22 @@ from typing import ParamSpec, TypeVar
 import obstore
 
 from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, TalkrayError
-from deployments.protocol import ModelInfo, Reference
+from deployments.protocol import ModelInfo, ModelKind, Reference
 from deployments.recording_cache import Lookups
 from deployments.serving import metrics
 from serve_app.api.access.callers import VISITOR
-from serve_app.api.parsing.speech_body import with_fields
-from serve_app.api.resolve.resolver import Resolver
+from serve_app.api.parsing.speech_body import SpeechBody
+from serve_app.api.resolve.ignored_fields import NO_CLONING, Reasons
 from serve_app.api.speech_service import SpeechService
+from serve_app.api.voice_source import ChosenVoice, VoiceSource
 from serve_app.audio import clone_prompts, recordings
+from serve_app.audio.clone_prompts import Decode
 from serve_app.extension import ExtensionState, forget_nothing
-from serve_app.extensions.text.lexicon import Lexicon
+from serve_app.extensions.text.lexicon import Lexicon, LexiconSource
 from serve_app.extensions.voices.clocks import SteadyClock
 from serve_app.extensions.voices.keeping import check_kept, check_unused
-from serve_app.extensions.voices.settings import RecordingFields, VoiceSettings, preparation, unused_preparation
+from serve_app.extensions.voices.reference_doctor import decode_prepared
+from serve_app.extensions.voices.settings import RecordingFields, VoiceSettings
 from serve_app.extensions.voices.stored_voice import (
     DESIGN_S,
     ID,
@@ -60,8 +63,10 @@ R = TypeVar("R", StoredVoice, StoredConsent, StoredDesign, StoredLexicon)
 Other = TypeVar("Other", StoredConsent, StoredLexicon)
 
 
-class Voices(ExtensionState):
+class Voices(ExtensionState, VoiceSource, LexiconSource):
     """Stored voices that VISITOR may see. All methods raise StoreFailed if the store is unreachable."""
+
+    body_fields = RecordingFields
 
     def __init__(
         self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = forget_nothing
@@ -85,10 +90,13 @@ class Voices(ExtensionState):
     def most(self) -> int:
         return self._settings.max_voices
 
-    def install(self, resolver: Resolver) -> None:
-        resolver.voices, resolver.lexicon_for_all, resolver.preparation = self, self.lexicon_for_all, preparation
-        resolver.body = with_fields(resolver.body, RecordingFields)
-        resolver.unused.append(unused_preparation)
+    def preparation(self, body: SpeechBody) -> Decode | None:
+        return decode_prepared if body.of(RecordingFields).prepare == "auto" else None
+
+    def unused(self, body: SpeechBody, info: ModelInfo, voice: ChosenVoice) -> Reasons:
+        if body.of(RecordingFields).prepare is None or (info.kind is ModelKind.BASE and voice.stored is None):
+            return {}
+        return {"prepare": NO_CLONING if voice.stored is None else "only applies to recordings in the request"}
 
     async def voices(self) -> list[StoredVoice]:
         """Return the visible voices, oldest first. The list is empty until the store has been read."""

@@ -3,13 +3,8 @@
 from pydantic import BaseModel
 
 from deployments.config import Strict
-from deployments.protocol import ModelInfo, ModelKind
-from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.resolve.ignored_fields import NO_CLONING, Reasons
-from serve_app.api.voice_source import ChosenVoice
-from serve_app.audio.clone_prompts import Decode, Preparation
+from serve_app.audio.clone_prompts import Preparation
 from serve_app.config import Positive
-from serve_app.extensions.voices.reference_doctor import decode_prepared
 
 
 class VoiceSettings(Strict):
@@ -27,15 +22,3 @@ class RecordingFields(BaseModel):
     """Body field of this extension."""
 
     prepare: Preparation | None = None  # preparation of ref_audio; None: "none"
-
-
-def preparation(body: SpeechBody) -> Decode | None:
-    """Implement `Resolver.preparation`."""
-    return decode_prepared if body.of(RecordingFields).prepare == "auto" else None
-
-
-def unused_preparation(body: SpeechBody, info: ModelInfo, voice: ChosenVoice) -> Reasons:
-    """Implement `Resolver.unused`."""
-    if body.of(RecordingFields).prepare is None or (info.kind is ModelKind.BASE and voice.stored is None):
-        return {}
-    return {"prepare": NO_CLONING if voice.stored is None else "only applies to recordings in the request"}

@@ -1,13 +1,12 @@
-from serve_app.api.resolve.resolver import Resolver
-from serve_app.extension import Extension, ExtensionState
+from serve_app.api.resolve.resolver import RequestHooks
+from serve_app.extension import Extension
 from serve_app.extensions.word_times.word_times import WordTimes
 
 
-class Timing(ExtensionState):
-    """Extension object that adds word times to the requests with `word_timestamps`."""
+class WordTimeHooks(RequestHooks):
+    """Adds word times to the requests with `word_timestamps`."""
 
-    def install(self, resolver: Resolver) -> None:
-        resolver.time_words = WordTimes
+    time_words = WordTimes
 
 
-EXTENSION = Extension("word_times", open=lambda context: Timing())
+EXTENSION = Extension("word_times", hooks=WordTimeHooks())

@@ -21,7 +21,8 @@ from serve_app.api.voice_source import ChosenVoice
 from serve_app.config import ApiSettings
 from serve_app.extensions.live.connection import always_streamed
 from serve_app.extensions.text.spoken_text import TextRules, read
-from serve_app.extensions.voices.settings import RecordingFields, unused_preparation
+from serve_app.extensions.voices.library import Voices
+from serve_app.extensions.voices.settings import RecordingFields, VoiceSettings
 from serve_app.text.languages import spoken_language
 from tests.serve_app.extensions.client import heard
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer
@@ -40,7 +41,7 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
     language = spoken_language(body.language, info.languages, default=None)
     voice = ChosenVoice(body.voice, language=language)
     unused = dict(without_effect(body, info, voice=voice, instructions=body.instructions))
-    unused |= unused_preparation(body, info, voice)
+    unused |= Voices(None, VoiceSettings()).unused(body, info, voice)
     return Ignored(sent, names_of(KIND), {}).by_client_name(unused | of_text(spoken), {})
 
 

@@ -8,11 +8,8 @@ import pytest
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo
 from serve_app.api.parsing.speech_body import SpeechBody
-from serve_app.api.resolve.resolver import Resolver
 from serve_app.api.resolve.voice import choose_voice
-from serve_app.api.voice_source import ChosenVoice, NoVoices
-from serve_app.config import ApiSettings
-from serve_app.speech.speech_models import SpeechModels
+from serve_app.api.voice_source import ChosenVoice, VoiceSource
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +22,7 @@ NO_NAMES = "the loaded model has no named voices"
 NO_CLONES = "a stored voice, {} does not clone voices: load a Base checkpoint"
 
 
-class Kept(NoVoices):
+class Kept(VoiceSource):
     """Ada and Bea."""
 
     async def find(self, id_or_name: str | None) -> Any:
@@ -36,9 +33,8 @@ class Kept(NoVoices):
 
 
 async def chosen(info: ModelInfo, named: object, *, lenient: bool, default: str | None, audio: bool) -> ChosenVoice:
-    resolver = Resolver(SpeechModels({}), ApiSettings(default_voice=default), Kept())
     body = SpeechBody.model_construct(ref_audio=b"" if audio else None)
-    return await choose_voice(resolver, named, body, info, lenient=lenient)
+    return await choose_voice(Kept(), named, body, info, default=default, lenient=lenient)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from serve_app.extensions.other_servers.spellings import in_our_spelling
+from serve_app.extensions.other_servers.spellings import SpellingHooks
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.extensions.client import Json
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED_TEXT, FakeSynthesizer, followed, pcm_of
@@ -63,4 +63,4 @@ async def test_one_object() -> None:
     ],
 )
 def test_fields_of_other_servers(sent: dict[str, object], ours: dict[str, object]) -> None:
-    assert in_our_spelling(sent) == (ours, {})
+    assert SpellingHooks().translate(sent) == (ours, {})
