@@ -34,27 +34,26 @@ _SCRIPTS = {
 }
 _SCRIPT_NAMES = {"CJK": "Chinese", "HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean"}
 _LETTERS = ("Lu", "Ll", "Lt", "Lo")
-# Frequent words that are neither names nor words of another language in this table.
+# Frequent words other than names. A word is listed for each language that has it, and not at all if English has it.
 _WORDS = {
-    "english": "the and is of to that it you was for are with this have not be at i my we they your from there what "
-    "he she her his our has had will would can could do does did please how who where when why which but or if so",
-    "french": "et est une des les du que qui dans vous je nous avec sur ce cette mais il elle sont aux bonjour allez "
-    "pas ne pour très fait suis êtes où quand comment merci beaucoup oui cet ces leur votre notre mon ma mes ses jour "
-    "aujourd'hui demain matin ici aussi tout tous deux jouent enfants c'est s'il "
-    "le à été déjà",
-    "german": "der das und ist nicht ein eine ich mit auf für sie wir den dem zu auch wie sich aber guten geht ihnen "
-    "wo wer einen einem einer vom zum zur bei nach vor sind haben habe hat wird werden weil dass wenn oder noch nur "
-    "schon sehr mehr kann können müssen muss uns ihr ihre mein kein keine heute morgen danke bitte uhr möchte hallo "
-    "im diese dieser dieses jeden",
-    "italian": "il di che è per non sono della gli anche questo questa più ma nel alla dei ciao stai sta buongiorno "
-    "una un lo con come dove quando grazie molto oggi domani ho hai ha abbiamo siamo sei del delle nella mio mia prego "
+    "english": "the and is of to that it you was for are with this have not be at i my we they your from there what he "
+    "she her his our has had will would can could do does did please how who where when why which but or if so",
+    "french": "et est un une des les du en se si le non que qui dans vous je nous avec sur ce cette mais il elle sont "
+    "aux bonjour allez pas ne très fait suis êtes où quand merci beaucoup oui cet ces leur votre notre "
+    "mon ma mes ses jour aujourd'hui demain matin ici aussi tout tous deux jouent enfants c'est s'il à été déjà",
+    "german": "der das es da des du sei und ist nicht ein eine ich mit auf für sie wir den dem zu auch wie sich aber "
+    "guten geht ihnen wo wer einen einem einer vom zum zur bei nach vor sind haben habe wird werden weil dass wenn "
+    "oder noch nur schon sehr mehr kann können müssen muss uns ihr ihre mein kein keine heute morgen danke bitte uhr "
+    "möchte hallo diese dieser dieses jeden",
+    "italian": "il di che è non le da se sono della gli anche questo questa più ma nel alla dei ciao stai sta "
+    "buongiorno una un lo con quando grazie molto oggi domani hai abbiamo siamo sei del delle nella mio prego "
     "c'è buonasera si mi può nei ogni già",
-    "portuguese": "os é um uma não para com do da em mais você está isso são muito ao na olá tudo bem bom dia "
-    "que obrigado obrigada pela pelo ela ele nós meu minha hoje amanhã onde quando aqui também já foi estou fica pode "
-    "meus às todas",
-    "spanish": "y es una que por para está muy pero los las en con este esta hay su un hola cómo estás buenos días "
-    "del al mi vamos mañana hoy dónde cuándo gracias muchas todo usted nosotros tengo tiene estoy soy más ya fue se "
-    "puede llegó",
+    "portuguese": "os é um uma não para por da em se mais você está isso são muito ao na olá tudo bem bom dia este "
+    "esta vamos que obrigado obrigada pela pelo ela ele nós meu minha hoje amanhã onde quando aqui também já foi "
+    "estou fica pode meus às todas",
+    "spanish": "es una que le lo si por para está muy pero los las en con este esta su un hola cómo estás buenos días "
+    "del mi vamos mañana hoy dónde cuándo gracias muchas usted nosotros tengo tiene estoy más ya fue se puede "
+    "llegó",
 }
 _FREQUENT = {language: frozenset(words.split()) for language, words in _WORDS.items()}
 _KNOWN = _SCRIPTS.keys() | _FREQUENT.keys()  # languages with known scripts
@@ -105,9 +104,11 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
 
 
 def looks_foreign(text: str, languages: tuple[str, ...]) -> str | None:
-    """Return a likely language of `text` other than `languages`, or None. Its frequent words must outnumber theirs."""
+    """Return a likely language of `text` other than `languages`, or None. Two of its frequent words, and more than of
+    `languages`, must be in the text: single ones are in names and abbreviations too, as in Los Angeles.
+    """
     likely, matches, known, share = _likely(text, languages)
-    return likely.title() if len(matches) > known and share >= _LEAST_SHARE else None
+    return likely.title() if len(matches) > max(known, 1) and share >= _LEAST_SHARE else None
 
 
 def _likely(text: str, languages: tuple[str, ...]) -> tuple[str, set[str], int, float]:
