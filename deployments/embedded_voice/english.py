@@ -54,23 +54,41 @@ _IN_ADDRESSES = {
     "?": " question mark ", "=": " equals ", "&": " and ", "#": " hash ", "%": " percent ", "~": " tilde ",
 }  # fmt: skip
 
+
 _DAY = r"\b(Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun)\b\.?"
 _TERM_ENDS = r"(?:(?<=[\d)²³])|(?<=\b[a-z])|(?<=\d[a-z]))"  # in arithmetic
 _IN_TERMS = rf"[\d. +*/(){SIGNS}²³-]|(?<![a-z])[a-z](?![a-z])"
 _WEEKDAYS = {name[:3]: name for name in calendar.day_name}
+_MONTH = r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}\b\.?"
+_MONTHS = {name[:3]: name for name in calendar.month_name[1:]}
 _PUNCTUATION = rules(
-    (r"(?<=\d0)'s\b", "s"),
+    (r"(?<!\w)((?:1\d|20)?\d0)'s\b", r"\1s"),
+    (r"\b(40[13])\(?([kKbB])\b\)?", lambda plan: f"four oh {'one' if plan[1] == '401' else 'three'} {plan[2].upper()}"),
+    (r"\bSt\.?(?=,)", "Street"),
+    (rf"{_MONTH} '(\d\d)(?![\w'])", lambda match: f"{_MONTHS[match[1]]} {20 - (match[2] >= '40')}{match[2]}"),
+    (rf"{_MONTH} ?- ?(?={_MONTH})", lambda match: f"{_MONTHS[match[1]]} to "),
+    (r"(?<![\w'])'0(\d)(?![\w'])", r"oh \1"),
+    (r"(?<=\d:\d\d)([ap])(?![\w.])", r"\1m"),
+    (r"(?<=\d) ?- ?(?=\d\d?(?::\d\d)? ?[aApP]\.?[mM]\b)", " to "),
+    (r"(?<![\d/-])(\d\d?)-(?=[1-9]/[2-9]\b)", r"\1 "),
+    (r"(?<=\d\.\d)(?=[CF]\b)", "°"),
+    (r"(?<=\dx)[248]s\b", lambda boards: {"2s": "twos", "4s": "fours", "8s": "eights"}[boards[0]]),
     (r"(?<![-=])[-=]++>", " to "),
     (r"\((\d{3})\)[ -]?(?=\d)|(?<=\d) ?\((0|[a-z])\)", r" \1\2 "),
     (r"(?<=\d) ?[x×] ?(?=10\^)", " times "),
-    (r"(?<=\d)[x×](?=\d)|(?<=\d) x (?=\d)", " by "),
+    (r"(?<=\d)[x×](?=\d|twos|fours|eights)|(?<=\d) x (?=\d)", " by "),
     (r"×|(?<=\d)x(?= [a-z]{3})|(?<=\d) ?\* ?(?=\d)", " times "),
     (r"(?<=[A-Za-z]{4})\^", " "),
     (r"\^([23])(?!\d)", lambda power: "²³"[power[1] == "3"]),
     (r"(?<=[²³]) ?- ?(?=\w)", " minus "),
     (r"\^(?:st|nd|rd|th)\b", lambda match: match[0][1:]),
     (r"(?<=[\w)])\^[({]?([+-]?)(?=\w| minus )", lambda match: f" to the power of {'minus ' * (match[1] == '-')}"),
-    (r"(?<![\w'])(\d)(?:'| ft )(\d\d?)(?:\"| in\b)?(?![\w'])", r"\1 feet \2 inches"),
+    (r"(?<![\w'])(\d{1,3}) ?(?:ft\.?|') ?(\d\d?)(?: ?in\b\.?(?! [A-Z])|\")(?![\w'])", r"\1'\2"),
+    (r"(?<![\w'])1'[- ]?(\d\d?)\"?(?![\w'])", r"1 foot \1 inches"),
+    (r"(?<![\w'])(\d++)'[- ]?(\d\d?)\"?(?![\w'])", r"\1 feet \2 inches"),
+    (r"(?<![\d.])(\d++(?:\.\d++)?) in\.(?= ?[a-z=,])", lambda match: f"{match[1]} inch{'es' * (match[1] != '1')}"),
+    (r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*\.?,? (1[0-2]|[1-9])/([12]?\d|3[01])\b(?!/| (?:cup|of|off|tsp|tbsp)\b)",
+     lambda match: f"{_WEEKDAYS[match[1]]}, {calendar.month_name[int(match[2])]} {match[3]}"),
     (r"(?<=\b[aA] )(\d++(?:\.\d++)?)\"(?= )", r"\1-inch"),
     (rf"{_DAY} ?- ?{_DAY}", lambda match: f"{_WEEKDAYS[match[1][:3]]} to {_WEEKDAYS[match[2][:3]]}"),
     (rf"{_TERM_ENDS} {{0,2}}- {{0,2}}(?=[({SIGNS}]?(?:\d|[a-z]\b)(?:{_IN_TERMS}){{0,30}}=)", " minus "),
@@ -82,7 +100,7 @@ _PUNCTUATION = rules(
     (rf"~(?=[{SIGNS}]?\d)", " about "),
     (r"\*", ""),
     (r'["`_~^]', " "),
-)
+)  # fmt: skip
 
 
 def plain_line(text: str) -> str:
@@ -130,14 +148,15 @@ _ABBREVIATIONS = table(
     "Mr:Mister Mrs:Missus Ms:Miz Dr:Doctor mr:mister mrs:missus dr:doctor nth:enth n-th:enth St:Street vs:versus "
     "Jr:Junior etc:et_cetera Sr:Senior Inc:Incorporated Ltd:Limited Corp:Corporation Esq:Esquire e.g:for_example "
     "i.e:that_is a.m:AM p.m:PM A.M:AM P.M:PM Ph.D:P_H_D PhD:P_H_D Ave:Avenue Blvd:Boulevard Pkwy:Parkway Hwy:Highway "
-    "Expy:Expressway Rd:Road Ct:Court Ln:Lane Tues:Tuesday Thurs:Thursday"
+    "Expy:Expressway Rd:Road Ct:Court Ln:Lane Tues:Tuesday Thurs:Thursday E.g:For_example I.e:That_is B.Sc:B_S_C "
+    "M.Sc:M_S_C Ed.D:E_D_D"
 )
 _DOTTED_ABBREVIATIONS = table(  # words or names in their own right when written without the dot
     "Prof:Professor Gen:General Sgt:Sergeant Capt:Captain Lt:Lieutenant Col:Colonel Maj:Major Cpl:Corporal Adm:Admiral "
     "Rev:Reverend Hon:Honorable Gov:Governor Sen:Senator Rep:Representative Pres:President Fr:Father Mt:Mount Ft:Fort "
     "Sq:Square Pl:Place Apt:Apartment Bldg:Building Univ:University Dept:Department dept:department Assoc:Association "
-    "Bros:Brothers Co:Company approx:approximately incl:including excl:excluding max:maximum est:established "
-    "cf:compare misc:miscellaneous temp:temp Tel:telephone tel:telephone Ext:extension ext:extension "
+    "Bros:Brothers Co:Company approx:approximately Approx:approximately incl:including excl:excluding max:maximum "
+    "est:established cf:compare misc:miscellaneous temp:temp Tel:telephone tel:telephone Ext:extension ext:extension "
     "Jan:January Feb:February Aug:August Sept:September Oct:October Nov:November Dec:December Mon:Monday Tue:Tuesday "
     "Wed:Wednesday Thu:Thursday Fri:Friday resp:respectively viz:namely"
 )
@@ -201,20 +220,31 @@ _SHORT = rules(
     (rf"\best\. ?(?!(?:1[5-9]|20)\d\d)(?=[{SIGNS}\d])", "estimated "),
     (r"(?<=\d)(?=(?:[ECMP][SD]T|GMT|UTC)\b)", " "),
     (r"\b(UTC|GMT) ?-(?=\d)", r"\1 minus "),
-    (rf"{_DAY},? (?=[A-Z][a-z]{{2,8}}\.? \d|\d{{1,2}} [A-Z])", lambda match: f"{_WEEKDAYS[match[1][:3]]}, "),
+    (rf"{_DAY},? (?=[A-Z][a-z]{{2,8}}\.? \d|\d{{1,2}} [A-Z])",
+     lambda match: f"{_WEEKDAYS[match[1][:3]]}, "),
     (r"(?<=\d )([NSEW])\.?(?= (?:[A-Z][a-z]|\d))", lambda match: _SHORTENED[match[1]]),
-    (rf"(?<![A-Za-z'])St\b\.?{_GOES_ON} ?(?=[A-Z])", "Saint "),
+    (r"\b((?:I|US|SR)-\d{1,3}|(?:Route|Hwy|Highway)\.? \d{1,3}) ([NSEW])\b",
+     lambda road: f"{road[1]} {_SHORTENED[road[2]]}"),
+    (r"(?<=\d )([NS])([EW])\b(?= )", lambda match: _SHORTENED[match[1]] + _SHORTENED[match[2]].lower()),
+    (r"(?<!\d )\bmin\.(?= [a-z])", "minimum"),
+    (r"\b(St|Ave|Blvd|Rd|Dr|Ln|Ct|Pl)\.? ([NS])([EW])\b",
+     lambda match: f"{_ABBREVIATIONS.get(match[1], 'Place')} {_SHORTENED[match[2]]}{_SHORTENED[match[3]].lower()}"),
+    (rf"(?<![A-Za-z'])St\b\.?{_GOES_ON}(?! (?:Apt|Suite|Ste|Unit|Floor|Room)\b) ?(?=[A-Z])", "Saint "),
+    (r"\b(Sat|Sun)\.(?= ?(?:[\d&+-]|(?:and|or|to|at|from|until|only|open|closed)\b))", lambda day: _WEEKDAYS[day[1]]),
+    (r"(?<=\d[a-z]{2} )fl\b\.?", "floor"),
+    (r"(?<=[a-z]s )([IVX]++) ?- ?([IVX]++)(?![\w-])", lambda run: f"{roman_value(run[1])} to {roman_value(run[2])}"),
+    (r"\b([A-Z])\.(?=\d)", r"\1 "),
     (rf"\b(?!{_PERSONS} )([A-Z][a-z]+) Dr\b(?:\.(?= [a-z])|(?=\.?(?:$|[,;!?]| [a-z]| (?:{_BEGUN})\b)))", r"\1 Drive"),
     (rf"(?<![\w'.])(?<!\b[A-Za-z] )([A-Z])\.{_GOES_ON}(?= [A-Z][.a-z])", r"\1"),
     (r"(?<=\d )(sq|cu|fl)\. ?(?=[a-z])", r"\1 "),
-    (r"\bA-Z\b", "A to Z"),
+    (r"\b(A|M)-(Z|F)\b", r"\1 to \2"),
     (r"\b([CF])#", r"\1 sharp "),
-    (r"#(?=[A-Z]?\d)", " number "),
+    (r"#(?=[A-Z]{0,3}-?\d)", " number "),
     (r"#(?=[A-Za-z])", " hashtag "),
     (r"/ ?(?=(?:second|minute|hour|day|night|week|month|year|person|user|item|mile)\b)", " per "),
     (rf"(?<![A-Za-z'.])({_any_of(_BEFORE_NUMBERS)})\. ?(?=\d)", lambda match: f" {_BEFORE_NUMBERS[match[1]]} "),
     (r"\bv\.? ?(?=\d+\.\d)", "version "),
-)
+)  # fmt: skip
 _ROMAN_NUMBER = re.compile(
     r"(?:\b((?:(?:King|Queen|Pope|Emperor|Tsar|Prince) )?[A-Za-z]++) )?\b([IVXLCDM]++)\b(?!'[^s])"
 )
@@ -232,7 +262,9 @@ _TIDY = rules(
     (r"-{2,}|(?<=\s)-(?=\s)", ", "),
     (rf"-(?![A-Za-z]|{_MINUS})|(?<![A-Za-z\d])-(?=[A-Za-z])", " "),
     (r"\s+", " "),
-    (r"(?: ?[.,?!;:])+(?!\d)", lambda run: min(run[0].replace(" ", ""), key=_STRONGEST_FIRST.index)),
+    # The full stop of an abbreviation stays before a comma until abbreviations have been expanded.
+    (r"(?<=[A-Za-z])\. ?([,;])(?= [\w'])", r".\1"),
+    (r"(?!\.[,;] )(?: ?[.,?!;:])+(?!\d)", lambda run: min(run[0].replace(" ", ""), key=_STRONGEST_FIRST.index)),
     (r"^(?:[.,?!;:] ?)+(?!\d)", ""),
 )
 
@@ -274,6 +306,7 @@ def _expand_abbreviations(text: str) -> str:
     text = _INITIALS.sub(lambda match: f" {' '.join(match[0].replace('.', '').upper())} ", text)
     text = _ROMAN_NUMBER.sub(_speak_roman, text)
     text = re.sub(r"(?<=[A-Za-z\d])\.(?=[a-z])", " dot ", text)
+    text = re.sub(r"\.(?=[,;])", "", text)
     return re.sub(r" {2,}|(?<=[.,?!;:])(?=[A-Za-z])", " ", text)
 
 

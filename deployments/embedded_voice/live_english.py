@@ -8,7 +8,10 @@ from deployments.embedded_voice.english import spoken_english
 # The two parts of a split text are normalized separately, so text is split only after a plain word, once the next word
 # has begun. Other words may be part of a number, an abbreviation or an address. The next word must begin with several
 # letters and contain a lower-case vowel, so its spoken form has lower case, and neither part counts as shouted.
-_DEPENDENT = "St|Dr|Ave|King|Queen|Pope|Emperor|Tsar|Prince|per|Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun"  # need a next word
+_DEPENDENT = (  # these need a next word
+    "St|Dr|Ave|King|Queen|Pope|Emperor|Tsar|Prince|per|Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun|[Cc]ode|otp|[Pp]asscode|"
+    "[Pp]assword"
+)
 _WORD = rf"(?!(?:{_DEPENDENT})\b)(?:[A-Z]?[a-z]++|[AI])(?:['’][a-z]++)?[,;:?!]?"  # noqa: RUF001
 _NEXT = r"(?=[A-Za-z]{2}|a\s)[A-Z]?[a-z]*?[aeiouy]"
 _CUT = re.compile(rf"(?<![^\s]){_WORD}(?=[ \t]++{_NEXT})")

@@ -210,6 +210,17 @@ def _time(match: re.Match[str]) -> str:
     return f" {words} " + (f"{match[4].upper()} M" if match[4] else "")
 
 
+def _duration(match: re.Match[str]) -> str:
+    hours, minutes, seconds = match[1], match[2] or match[4], match[3] or match[5]
+    return " ".join(f"{part} {unit}" for part, unit in ((hours, "hrs"), (minutes, "mins"), (seconds, "secs")) if part)
+
+
+def _military(match: re.Match[str]) -> str:
+    """Read a time of four figures before ten o'clock: oh seven forty-five, oh nine hundred."""
+    hour, minute = cardinal(int(match[1])), cardinal(int(match[2]))
+    return f" oh {hour} {'hundred' if match[2] == '00' else 'oh ' * (match[2][0] == '0') + minute} hours "
+
+
 def _price(match: re.Match[str]) -> str:
     """Read an amount, perhaps with a scale, such as $5.20 or €1m. Before a noun the currency is singular: a $5 bill."""
     article, currency, figures, *scales = match.groups()
@@ -288,7 +299,7 @@ _OF_DECADES = "[Tt]he|[Ii]n|[Mm]id|[Ee]arly|[Ll]ate|to|his|her|their|my|our|your
 _DASH = r" ?- ?"
 RANGED = r"(?:(?<=\d)|(?<=\d[kKmMbB%])|(?<=\d[mbt]n)|(?<=°[CF]))"  # the start of a range
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_UNIT_END = r"(?![\w'])(?:(?<![mgl])\.(?= [a-z]))?"  # metric symbols such as km are written without a period
+_UNIT_END = r"(?![\w'])(?:(?<![mgl])\.(?= [a-z=+]))?"  # metric symbols such as km are written without a period
 _FIGURE_2 = r"(?<=[^A-Za-z]m|[cdkmn]m|ft|mi)[23]"
 _RULES = rules(
     (r"(?<![\w.+-])(\d{4})([-/.])(\d\d?)\2(\d\d?)(?:T(?=\d)|(?![\w/-]|\.\d))",
@@ -299,8 +310,14 @@ _RULES = rules(
     (r"(?<!\w)\+\d(?:[ ./-]{0,2}\d){6,14}(?!\w)", _groups),
     (r"(?<![\w-])(?:1[ .-])?\d{3}[ .-]\d{3}[ .-]\d{4}(?![\w-])", _groups),
     (r"(?<![\w.,-])(?:0\d{1,4}(?:[ -]\d{3,4}){2}|0\d{1,4}[ -]\d{6,8}|0\d(?:[ .-]\d\d){4})(?![\w-])", _groups),
+    (r"(?<![\w.,-])1-8(00|88|77|66|55|44|33)-(?=[A-Z]{2})",
+     lambda match: f" one eight {'hundred' if match[1] == '00' else digits(match[1])} "),
     (r"(?<![\w.,-])1[38]00[ -]\d{3}[ -]\d{3}(?![\w-])|(?<=[Cc]all |[Dd]ial )(?:911|999|112|988)(?![\w-])", _groups),
     (r"(?<![\w.+-])(?:\d{3}-\d{4}|\d++(?:-\d++){2,}+)(?![\w-])", _groups),
+    (r"\b((?:[Cc]ode|CODE|PIN|OTP|otp|[Pp]asscode|[Pp]assword)(?: is| was|:)? )(\d{4,8})(?![\w%]|[.,]\d)",
+     lambda match: match[1] + digits(match[2])),
+    (r"(?<=\b[A-Z]{2} )\d{5}(?:-\d{4})?(?![\w%-]|[.,]\d)", _groups),
+    (r"(?<![\w.,:'-])0(\d)([0-5]\d) ?(?:h|hrs|hours)\b", _military),
     (rf"(?<![\w.])({_OCTET}(?:\.{_OCTET}){{3}})(?!\.?\d)(?::(\d{{1,5}}))?",
      lambda match: _joined(match[1], " dot ") + (f"port {integer(match[2])} " if match[2] else "")),
     (r"(?<![\w.,])(\d{1,3}(?:[. ]\d{3})+),(\d\d)(?!\d)", _with_commas),
@@ -312,6 +329,7 @@ _RULES = rules(
      lambda match: f" {match[1]} times ten to the {'minus ' * (match[2] == '-')}{match[3]} "),
     (rf"(?<![\w.:])(\d\d?)(?::|\.(?=\d\d ?[apAP]\.?[mM])|h(?=\d\d\b))(\d\d)(?::(\d\d))?(?![\d:]){_HALF_OR_NOT}", _time),
     (r"(?<=\d):(?=\d)", " to "),
+    (r"(?<![\w.,])(\d{1,3})h ?(\d\d?)m(?: ?(\d\d?)s)?\b|(?<![\w.,])(\d{1,3})m ?(\d\d?)s\b", _duration),
     (rf"(?<![\w.:,])(\d{{1,2}}) ?{_HALF_OF_DAY}", lambda match: f" {cardinal(int(match[1]))} {match[2].upper()} M"),
     (rf"\b({_MONTH}) {_DAY}(?:{_DASH}{_DAY})?(?![\w/:%]|[.,]\d)",
      lambda match: f" {_MONTH_OF[match[1][:3].title()]} {_days(match[2], match[3])} "),
@@ -325,14 +343,17 @@ _RULES = rules(
     (rf"({_NUMBER}) ?({_CURRENCY})(?!\w)", lambda match: _amount(match[1], match[2])),
     (rf"({_NUMBER})¢", lambda match: f" {decimal(match[1])} cent{'s' * (match[1] != '1')} "),
     (rf"(?<![\w.,])(?:({_OF_DECADES})[ -])?('?)((?:1[1-9]|20|[1-9])?[1-9]0|[12]?\d00)s(?![\w'])", _decade),
+    (r"(?<=\b[Aa] )(5|8|10|12|15|20|50|100)k(?![\w'])", r"\1 K"),
     (rf"({_NUMBER})(k| B)(?![\w']| [A-Z]\b)", lambda match: f" {decimal(match[1])} {_SCALES[match[2][-1].lower()]} "),
     (rf"(?<=\d) (thousand|million|billion) ({_UNIT})(?![\w'])", lambda match: f" {match[1]} {_UNITS[match[2]][1]} "),
+    (r"(?<![\w./])(\d++\.\d++)/(10|100|5)(?![\w/]|\.\d)", r"\1 out of \2"),
+    (r"(?<![\w./])((?:19|20)\d\d)/(?=\d\d(?![\w/]))", r"\1 "),
     (r"(?<![\w./])(?:24/7|50/50|20/20|9/11)(?![\w/]|\.\d)", lambda match: match[0].replace("/", " ")),
     (rf"(?<![\w./])(?:(\d++) )?(\d++)/(\d++)(?:th|rd|st|nd|TH|RD)?(?![\w/])(?: ?({_UNIT})(?![\w'/]))?", _fraction),
     (rf"(?:\b([Aa]n?) )?({_NUMBER})(?: |(-))?({_UNIT})([²³]|{_FIGURE_2})?(?:/({_UNIT})([²³])?)?{_UNIT_END}", _measure),
     (r"(?<![\w/.])(km|mi|m|[kMGT]B|kg|mg|g)()/(h|s|l|dl|ml|kg)(?![\w/])", lambda match: f" {_unit(*match.groups())} "),
-    (rf"(?:(?<=[a-z]{{3}})|(?<=\d)|(?<=\w )) ?/{_PERIOD}",
-     lambda match: f" per {_PERIODS.get(match[1]) or _UNITS[match[1]][0]} "),
+    (rf"(?:(?<=[a-z]{{3}})|(?<=\d)|(?<=\d[kKMB])|(?<=\w )) ?/{_PERIOD}",
+     lambda match: f" {'per ' * (match[1] != 'ea')}{_PERIODS.get(match[1]) or _UNITS[match[1]][0]} "),
     (r"(?<![\w.,])(\d{1,3}(?:,\d{3}){1,4}|\d{1,9})(?:st|nd|rd|th|ST|ND|RD|TH)(?![\w'])",
      lambda match: f" {ordinal(int(match[1].replace(',', '')))} "),
     (r"(?:(?<=[Ii]n )|(?<=ear ))(10[1-9]\d)(?![\w%]|[.,]\d)", lambda match: pairs(match[1])),

@@ -104,9 +104,7 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
 
 
 def looks_foreign(text: str, languages: tuple[str, ...]) -> str | None:
-    """Return a likely language of `text` other than `languages`, or None. Two of its frequent words, and more than of
-    `languages`, must be in the text: single ones are in names and abbreviations too, as in Los Angeles.
-    """
+    """Return a likely language of `text` other than `languages`, or None. One word, as in Las Vegas, is not enough."""
     likely, matches, known, share = _likely(text, languages)
     return likely.title() if len(matches) > max(known, 1) and share >= _LEAST_SHARE else None
 
