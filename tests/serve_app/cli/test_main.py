@@ -236,7 +236,8 @@ def test_serve_takes_a_key_file_and_origins(key_file: Path, monkeypatch: pytest.
     run("create", "ada")
     monkeypatch.chdir(key_file.parent)
     port = free_port()
-    Path("own.yaml").write_text("api: {access: {allowed_origins: ['https://c.example']}}", encoding="utf-8")
+    access = "{keys_file: other.json, allowed_origins: ['https://c.example']}"
+    Path("own.yaml").write_text(f"api: {{access: {access}}}", encoding="utf-8")
     options = ["--config", "own.yaml", "--host", "0.0.0.0", "--port", str(port), "--keys", key_file.name]
     serve(*options, "--allow-origin", "https://a.example", "--allow-origin", "https://b.example")
     [(config, address)] = started

@@ -1,5 +1,9 @@
 import asyncio
+import signal
+import socket
+import subprocess
 import threading
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +12,7 @@ import torch
 
 from deployments.codec.batch import DecodeTask, decode_batch
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.pool.workers import Workers, out_of_memory
+from deployments.codec.pool.workers import Workers, _stop, out_of_memory
 from deployments.errors import CodecLost, EngineError
 
 pytestmark = pytest.mark.anyio
@@ -65,6 +69,14 @@ async def test_without_memory_another_replica_may_have_some(error: Exception, is
     tasks = [DecodeTask(np.zeros((1, 16), np.int16), DecoderState(0, ()), 0.0)] * 2
     outcomes = decode_batch(decoder, tasks)  # type: ignore[arg-type]
     assert [type(outcome) for outcome in outcomes] == [CodecLost if is_memory else EngineError] * 2
+
+
+def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.codec.pool.workers._STOP_S", 0.01)
+    control, other_end = socket.socketpair()
+    with other_end, subprocess.Popen(["sleep", "10"]) as process:
+        _stop(control, process, SimpleQueue())
+        assert process.returncode == -signal.SIGKILL
 
 
 def test_memory_can_really_run_out() -> None:

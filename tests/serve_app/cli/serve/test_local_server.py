@@ -178,4 +178,5 @@ def test_a_proxy_that_fails_after_the_deployments_gives_its_reason(
         monkeypatch.setattr(place, name, Mock())
     monkeypatch.setattr(local_server, "_start_proxy", Mock(side_effect=StartError("cannot bind")))
     with pytest.raises(StartError, match="cannot bind"):
-        local_server.start(AppConfig(), Address("127.0.0.1", free_port()), RunFolder(tmp_path), Mock())
+        local_server.start(AppConfig(), Address("::1", free_port()), RunFolder(tmp_path), Mock())
+    assert os.environ["TALKRAY_HOST"] == "[::1]"
