@@ -97,6 +97,13 @@ def test_tokens_of_parts_are_those_of_the_whole_text(tokenizer: TextTokenizer, s
     assert ids == tokenizer.encode("  " + TEXT + " \n ")
 
 
+@pytest.mark.parametrize(("text", "settled"), [
+    ("Hi", 0), ("Hi there", 2), ("Hi \n", 2), ("Hi \n ", 2), ("Hi \n \n  ", 2), ("Hi \n b", 4), ("Hi  b", 3),
+])  # fmt: skip
+def test_whitespace_joins_either_side_until_both_are_known(tokenizer: TextTokenizer, text: str, settled: int) -> None:
+    assert tokenizer.settled(text) == settled
+
+
 @pytest.mark.parametrize("parts", [list(TEXT), [TEXT], *(random_cuts(seed) for seed in range(3))])
 def test_codes_are_those_of_the_same_text_sent_at_once(engine: Engine, whole: Spoken, parts: list[str]) -> None:
     assert same(write(engine, parts, at_once()), whole)

@@ -106,6 +106,12 @@ def test_a_voice_that_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tm
     assert findings()["disk"].ok
 
 
+def test_a_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "no"))
+    [wrong] = [finding for finding in examine(EMBEDDED, here()) if not finding.ok]
+    assert wrong.text == f"{tmp_path}/no is not a folder: set RAY_TMPDIR to an existing folder"
+
+
 def test_weights_that_are_not_there() -> None:
     missing = findings(AppConfig(model="./nowhere"))["weights"]
     assert missing == Finding("weights", "checkpoint directory nowhere does not exist", ok=False)

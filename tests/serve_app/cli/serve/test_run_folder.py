@@ -73,6 +73,15 @@ def test_who_writes_there_is_ended_and_who_reads_is_not(parent: Path) -> None:
         assert folder.processes() == []
 
 
+def test_processes_that_start_meanwhile_are_ended_too(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, killed = iter([[7, 8], [9], []]), list[int]()
+    with created(print) as folder, monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "processes", lambda _: next(rounds))
+        patched.setattr(os, "kill", lambda process, _: killed.append(process))
+        assert folder.end_processes() == 3
+    assert killed == [7, 8, 9]
+
+
 def test_what_a_dead_server_left_is_cleared_and_its_logs_are_kept(parent: Path) -> None:
     with created(print) as dead:
         (dead.path / "ray").mkdir()

@@ -15,16 +15,17 @@ from httpx import AsyncClient, Response
 from deployments.errors import NotFound, NotReady, StartError
 from deployments.protocol import Reference
 from deployments.recording_cache import Lookups
-from serve_app.api.access.callers import EVERYBODY, VISITOR, Visitor
+from serve_app.api.access.callers import EVERYBODY, VISITOR, FairShare, Visitor
+from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.audio import clone_prompts
 from serve_app.audio.recordings import decode_file, decode_reference
 from serve_app.config import ApiSettings
-from serve_app.extensions.voices import library
+from serve_app.extensions.voices import library, voice_routes
 from serve_app.extensions.voices.extension import open_voices
 from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.reference_doctor import decode_prepared
 from serve_app.extensions.voices.settings import VoiceSettings
-from serve_app.extensions.voices.stored_voice import SentRecording
+from serve_app.extensions.voices.stored_voice import SentRecording, packed
 from serve_app.extensions.voices.voice_store import Record, StoreFailed, VoiceStore
 from tests.serve_app import asgi
 from tests.serve_app.extensions.client import Client
@@ -42,6 +43,17 @@ def reference_of(server: Server) -> Reference:
     reference = server.synthesizer.requests[0].reference
     assert reference is not None
     return reference
+
+
+async def test_an_export_holds_memory_until_it_is_sent(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, held = FairShare(1 << 20), list[int]()
+    monkeypatch.setattr(ByteQuota, "_room", room)
+    count = Mock(side_effect=lambda part: held.append(room._held.total()) or part)
+    monkeypatch.setattr(voice_routes, "packed", lambda *of: map(count, packed(*of)))
+    told = await store(client, "Ada")
+    assert (await client.get(f"/v1/audio/voices/{told['id']}/file")).status_code == 200
+    assert min(held) > 1000
+    assert not room._held
 
 
 async def test_a_voice_speaks_by_id_and_by_name(server: Server, client: AsyncClient) -> None:
