@@ -3,6 +3,9 @@
 A line that is read in another way than any of its readings (apart by " | ") stays, and is marked as a miss.
 docs/text.md has the counts. Upper and lower case, hyphens, 零 and 〇, and in Chinese, Japanese and Korean spaces make
 no difference.
+
+The lines in `neighbours/` are different: their readings are the rules' own, checked by reading them. They catch
+changes, but do not measure accuracy.
 """
 
 from functools import partial
