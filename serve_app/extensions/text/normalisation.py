@@ -91,7 +91,7 @@ def _reader(language: str) -> tuple[Read, Callable[[str], bool]]:
     if code in ("zh", "ja"):
         return _wetext(language, code), lambda _: False
     readings = Readings(code)
-    return readings.read, readings.short_words.__contains__
+    return readings.read, lambda word: readings.short.search(word) is not None
 
 
 def _wetext(language: str, code: str) -> Read:
@@ -146,7 +146,8 @@ class Readings:
         self._tables: dict[str, dict[str, str]] = {
             name: {str(key): said for key, said in table.items()} for name, table in given["tables"].items()
         }
-        self.short_words = {word for key in self._tables.get("abbreviations", ()) for word in key.split()}
+        words = {f"^{re.escape(word)}$" for key in self._tables.get("abbreviations", ()) for word in key.split()}
+        self.short = re.compile("|".join([given.get("short", "(?!)"), *sorted(words)]))
         rules = given["rules"]
         patterns = (f"(?P<r{number}>{_MACRO.sub(self._macro, rule[0])})" for number, rule in enumerate(rules))
         self._pattern = re.compile("|".join(patterns))
@@ -194,14 +195,13 @@ class Readings:
 
     def _form(self, forms: str, number: Decimal) -> str:
         """Return the singular or plural form of a noun that follows a number."""
-        known = forms.split("|")
-        plural = self._given.get("plural")
+        known, plural = forms.split("|"), self._given.get("plural")
         if len(known) == 1:
             return known[0]
         if plural == "ru":
             if number != int(number):
                 return known[1]
-            last, two = int(number) % 10, int(number) % 100
+            last, two = int(abs(number)) % 10, int(abs(number)) % 100
             return known[2 if not 1 <= last <= 4 or 11 <= two <= 14 else last > 1]
         return known[abs(number) >= 2 if plural == "fr" else abs(number) != 1]
 
