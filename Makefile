@@ -36,8 +36,15 @@ lint: $(VENV)/.installed-dev ## Check format, lint, types, import contracts, siz
 	$(BIN)/python -m tools.reference --check
 	$(BIN)/python -m tools.contracts --check
 
-unit: $(VENV)/.installed-dev ## Tests without Ray (only some: make unit ONLY=extensions/jobs)
+# Triton interprets kernels on a CPU. It is apart, because with it in .venv, tests of a simulated GPU are skipped.
+TRITON := $(VENV)/triton
+INTERPRETED := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -q -n logical --maxprocesses 4 -o faulthandler_timeout=0 tests/deployments/talker/kernels tests/deployments/talker/sampling/test_triton_sampler.py tests/deployments/codec/backends/test_triton.py
+$(TRITON): $(VENV)/.installed-dev
+	$(PIP) --no-deps --target $@ "triton==3.6.*"
+
+unit: $(VENV)/.installed-dev $(TRITON) ## Tests without Ray, and of Triton kernels in its interpreter (only some: make unit ONLY=extensions/jobs)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page and not report" $(wildcard $(patsubst %,tests/%,$(ONLY)) $(patsubst %,tests/serve_app/%,$(ONLY)))
+	$(if $(ONLY),,$(INTERPRETED) -m "not slow")
 
 AVX2 := build/avx2
 AS_AVX2 := cd $(AVX2) && PYTHONPATH=$(CURDIR)/$(AVX2) ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
@@ -52,10 +59,9 @@ unit-avx2: $(VENV)/.installed-dev ## Tests of codec and talker, and one server, 
 cross-compilers: ## Install a cross-compiler for aarch64 (Debian, apt-get), with which unit tests build the C kernels
 	@command -v aarch64-linux-gnu-gcc >/dev/null || { apt-get update && apt-get install -y --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross; } || { echo "gcc-aarch64-linux-gnu is missing: the C kernels are not built for aarch64"; exit 1; }
 
-kernels: $(VENV)/.installed-dev ## Compare Triton kernels with PyTorch in the interpreter, and compile them for GPUs without having one (installs Triton)
-	$(PIP) "triton>=3.6"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/deployments/talker/kernels tests/deployments/talker/sampling tests/deployments/codec/backends/test_triton.py
-	$(BIN)/python -m pytest -q tests/deployments/gpu
+kernels: $(TRITON) ## Compare all Triton kernels with PyTorch in the interpreter, and compile them for GPUs without having one
+	$(INTERPRETED)
+	PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -q tests/deployments/gpu
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m "e2e and not faults" tests/e2e

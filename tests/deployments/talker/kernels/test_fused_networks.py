@@ -75,6 +75,7 @@ def speak(made_by: ModelRunner, speaking: list[Sequence], *, count: int) -> list
     return made
 
 
+@pytest.mark.slow
 def test_readings_are_those_of_the_plain_step(talker: Talker) -> None:
     talker.config = replace(talker.config, text=replace(talker.config.text, alignment_head=(1, 3)))
     readings = []
@@ -88,6 +89,7 @@ def test_readings_are_those_of_the_plain_step(talker: Talker) -> None:
     np.testing.assert_allclose(*readings, rtol=2e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_frames_are_those_of_the_plain_step(talker: Talker) -> None:
     fused, plain = runner(talker, "fused"), runner(talker, "plain")
     assert frames(fused, talker, count=3) == frames(plain, talker, count=3)
@@ -96,6 +98,7 @@ def test_frames_are_those_of_the_plain_step(talker: Talker) -> None:
     assert torch.equal(fused.state.seen[:3], plain.state.seen[:3])
 
 
+@pytest.mark.slow
 def test_the_lane_and_a_step_do_not_disturb_each_other(talker: Talker) -> None:
     """A newcomer's prompt, first frame and `advance` between the two halves of a step of others: the same bits."""
     quiet, beside = (runner(talker, "fused") for _ in range(2))
@@ -121,6 +124,7 @@ def test_the_lane_and_a_step_do_not_disturb_each_other(talker: Talker) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_deterministic_frames_depend_on_nothing_else(talker: Talker) -> None:
     """Alone, together, and preempted after two frames: the same bits."""
     together = runner(talker, "fused", deterministic=True)

@@ -94,6 +94,7 @@ def broken(made: list[Launch]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_kernel_of_a_frame_reads_early_what_the_one_before_writes(talker: Talker, launches: list[Launch]) -> None:
     made_by = runner(talker, "fused")
     launches.clear()
