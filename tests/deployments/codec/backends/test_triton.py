@@ -103,6 +103,23 @@ def test_only_a_stream_that_is_not_finite_is_flagged(network: DecoderNetwork, de
     assert [flags.tolist() for flags in (before, now, behind)] == [[0, 0, 0], [0, 1, 0], [0, 1, 0]]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter's numpy
+def test_samples_are_clipped_and_flagged_unless_finite(device: torch.device) -> None:
+    from deployments.codec.backends.triton_kernels import waveform_kernel
+
+    values = torch.tensor([0.5, torch.inf, -torch.inf, torch.nan, 1e38, -2.0], device=device)
+    x = torch.zeros(len(values), 3, 1, device=device)  # [streams, rows, channels]
+    x[:, 0, 0] = values
+    pcm = torch.empty(len(values) * 2, device=device, dtype=torch.int16)
+    broken = torch.zeros(len(values), device=device, dtype=torch.int32)
+    weight, bias = torch.ones(2, 1, device=device), torch.zeros(1, device=device)
+    waveform_kernel[(1,)](
+        x, weight, bias, pcm, broken, len(pcm), 2, 1, 3, 32767.0, taps=2, block_rows=32, block=1, pdl=False
+    )
+    assert broken.tolist() == [0, 1, 1, 1, 0, 0]
+    assert pcm.view(-1, 2)[[0, 4, 5]].tolist() == [[16384, 0], [32767, 0], [-32767, 0]]
+
+
 @pytest.mark.parametrize("rows", [1, 4, 32, 640, 8192, 491_520])
 @pytest.mark.parametrize("columns", [96, 192, 288, 384, 1536, 6144])
 @pytest.mark.parametrize(("streams", "copies"), [(1, False), (1, True), (7, True)])

@@ -1,11 +1,17 @@
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.kernels import paged_attention
 from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
-from deployments.talker.kernels.paged_attention import TritonAttention
+from deployments.talker.kernels.paged_attention import FlashAttention, TritonAttention
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.state.batch_state import Context
 from tools.kernels.reference import reference_attend_frame, reference_attend_paged
@@ -59,11 +65,29 @@ def test_the_first_two_positions_at_once(dtype: torch.dtype, device: torch.devic
     torch.testing.assert_close(caches[1].double(), expected_caches[1], atol=tolerance(dtype), rtol=tolerance(dtype))
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("block_size", [16, 64])
+def flash_attn_with_kvcache(
+    queries: Tensor, keys: Tensor, values: Tensor, *, cache_seqlens: Tensor, block_table: Tensor, causal: bool
+) -> Tensor:
+    """flash-attn's paged decode of one position per row, in PyTorch. Pages are [pages, block, key heads, dim]."""
+    assert causal
+    pages = ([keys[table].flatten(0, 1), values[table].flatten(0, 1)] for table in block_table.long())
+    contexts = ([page[:end].transpose(0, 1) for page in each] for each, end in zip(pages, cache_seqlens, strict=True))
+    attended = [
+        scaled_dot_product_attention(query.transpose(0, 1), *context, enable_gqa=True).transpose(0, 1)
+        for query, context in zip(queries, contexts, strict=True)
+    ]
+    return torch.stack(attended)
+
+
+@pytest.mark.parametrize(("kind", "splits", "block_size"), [
+    *((TritonAttention, splits, block_size) for splits in (1, 4) for block_size in (16, 64)), (FlashAttention, 1, 256)
+])  # fmt: skip
 def test_paged_contexts(
-    splits: int, block_size: int, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kind: type[TritonAttention | FlashAttention], splits: int, block_size: int, dtype: torch.dtype,
+    device: torch.device, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    flash_attn = SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache)
+    monkeypatch.setitem(sys.modules, "flash_attn", cast("ModuleType", flash_attn))
     monkeypatch.setattr(paged_attention, "splits_for", lambda rows: splits)
     torch.manual_seed(splits)
     lengths = torch.tensor([1, 16, 150], dtype=torch.int32, device=device)
@@ -75,7 +99,7 @@ def test_paged_contexts(
     shape = ((3 * blocks + 1) * block_size, HEADS.key, HEADS.dim)
     caches = torch.randn(shape, device=device).to(dtype), torch.randn(shape, device=device).to(dtype)
     expected_caches = caches[0].double(), caches[1].double()
-    shared, attend = norms(dtype, device), TritonAttention(HEADS, block_size=block_size, pdl=False)
+    shared, attend = norms(dtype, device), kind(HEADS, block_size=block_size, pdl=False)
     for _ in range(2):  # the second call finds the counters as the first left them
         qkv = rows_of(3, dtype, device)
         out = attend(qkv, shared, caches, context)
