@@ -45,6 +45,7 @@ def test_a_problem_is_told_with_advice_and_fails(recording: Path) -> None:
     [line] = [line for line in result.output.splitlines() if line.startswith("problem")]
     assert "The recording is clipped" in line
     assert "Reduce the gain" in result.output
+    assert check(recording, "--text", SAID, "--json").exit_code == 1
 
 
 def test_a_note_does_not_fail(recording: Path) -> None:
