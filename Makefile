@@ -38,7 +38,7 @@ lint: $(VENV)/.installed-dev ## Check format, lint, types, import contracts, siz
 
 # Triton interprets kernels on a CPU. It is apart, because with it in .venv, tests of a simulated GPU are skipped.
 TRITON := $(VENV)/triton
-INTERPRETED := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -q -n logical --maxprocesses 4 -o faulthandler_timeout=0 tests/deployments/talker/kernels tests/deployments/talker/sampling/test_triton_sampler.py tests/deployments/codec/backends/test_triton.py
+INTERPRETED := TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest -q -n logical --maxprocesses 4 -o faulthandler_timeout=0 tests/deployments/talker/kernels tests/deployments/talker/sampling/test_triton_sampler.py tests/deployments/codec/backends/test_triton.py tests/deployments/codec/backends/test_triton_slots.py
 $(TRITON): $(VENV)/.installed-dev
 	$(PIP) --no-deps --target $@ "triton==3.6.*"
 

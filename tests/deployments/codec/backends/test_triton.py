@@ -1,30 +1,15 @@
 """Runs where Triton is: on a GPU, or on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1)."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from deployments.codec.backends.triton_slots import BATCHES
-from deployments.codec.codec_config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
 from deployments.codec.fold import fold
 from deployments.gpu.graphs import buckets
-from talkray_tools.random_codec import randomize_decoder
 from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.deployments.interpreter import INTERPRETED
-
-
-@pytest.fixture
-def network(config: SpeechTokenizerConfig) -> DecoderNetwork:
-    """Matrix units take rows of 16 values."""
-    shape: DecoderConfig = replace(
-        config.decoder, codebook_dim=16, decoder_dim=64, head_dim=32, hidden_size=16, intermediate_size=32
-    )
-    network = DecoderNetwork(shape)
-    randomize_decoder(network, generator=torch.Generator().manual_seed(7))
-    return network.requires_grad_(requires_grad=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
