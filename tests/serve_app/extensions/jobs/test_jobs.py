@@ -473,6 +473,13 @@ async def test_large_lexicons_of_parts_make_short_pieces(tmp_path: Path) -> None
         sizes = [file.stat().st_size for file in files_in(tmp_path / "plans")]
         assert sum(sizes) == job["bytes"]
         assert max(sizes) < 1 << 20
+        pages = list[int]()
+        while len(pages) < 12:
+            params = {"limit": "2", "after": str(pages[-1]) if pages else ""}
+            page = (await client.get(f"/v1/audio/jobs/{job['id']}/parts", params=params)).json()["data"]
+            assert len(page) == 2
+            pages += [part["part"] for part in page]
+        assert pages == [*range(12)]
 
 
 async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(speaker: Speaker, client: AsyncClient) -> None:

@@ -40,7 +40,8 @@ async def test_frames_and_what_is_heard_of_them() -> None:
     quiet = replace(chunk(b"", frames=2), position=0)
     loud = replace(chunk(tone(SIZE)), codes=codes, position=3 * SIZE)
     end = utterance(0)[0]
-    answer = await ask(FakeSynthesizer(script=[quiet, loud, end]))
+    nothing = replace(quiet, codes=quiet.codes[:0])
+    answer = await ask(FakeSynthesizer(script=[nothing, quiet, loud, end]))
     assert answer.headers["content-type"] == "application/x-talkray-frames"
     assert records(answer.content) == [("f", 2), ("f", 1), ("d", 2 * SIZE), ("p", SIZE), ("e", 0)]
     assert np.frombuffer(answer.content[16 + 8 + 64 + 8 :][:32], "<u2").tolist() == list(range(2000, 2016))
