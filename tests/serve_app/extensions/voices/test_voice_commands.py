@@ -1,5 +1,6 @@
 """`talkray voice` on a folder."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,12 @@ def test_a_recording_is_prepared_and_told_what_to_record_better(tmp_path: Path) 
     run(tmp_path / "store", "export", "ada", "-o", str(file))
     with pytest.raises(Exception, match="--prepare applies only to folders"):
         run(tmp_path / "third", "import", str(file), "--prepare", "none")
+
+
+def test_an_export_has_the_name_of_its_voice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.wav").write_bytes(spoken())
+    told = run(tmp_path / "store", "add", "Ada/B", str(tmp_path / "a.wav"))
+    (voice_id,) = re.findall(r"voice_\w+", told)
+    monkeypatch.chdir(tmp_path)
+    assert run(tmp_path / "store", "export", voice_id).startswith("wrote Ada_B.voice (")
+    assert Path("Ada_B.voice").read_bytes()[:2] == b"PK"
