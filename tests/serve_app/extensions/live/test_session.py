@@ -1,5 +1,6 @@
 import asyncio
 import gc
+import logging
 import tracemalloc
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -472,3 +473,15 @@ async def test_a_bug_closes_its_socket_which_may_be_closed_already() -> None:
     socket.socket.close = AsyncMock(side_effect=RuntimeError)  # type: ignore[method-assign]
     await socket.start(fail())
     socket.socket.close.assert_called_once_with(1011, "")
+
+
+@pytest.mark.parametrize("error", [WebSocketDisconnect(), RuntimeError("once a close message has been sent")])
+async def test_speech_for_a_closed_socket_ends(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise error
+
+    socket = quiet()
+    socket.socket.close = AsyncMock()  # type: ignore[method-assign]
+    await socket.start(fail())
+    socket.socket.close.assert_not_called()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
