@@ -96,6 +96,16 @@ def places(*purposes: str, method: str = "") -> list[str]:
     return sorted(each for each in found if each.startswith(method) and is_here(each.split()[1]))
 
 
+async def test_a_token_of_a_later_version_opens_nothing(server: Server) -> None:
+    voices = Voices(VoiceStore(str(server.folder / "store")), VoiceSettings())
+    later = AccessTokens(Secrets(server.secrets_file, is_ours=True), voices, lambda: NOW)
+    token = later.issue("id", "later", lifetime_s=60, is_single_use=False, session={}).value
+    for place in (f"POST {SPEECH}", "GET /v1/models", "WS /v1/realtime"):
+        status, reason = await told(server.replica(), place, token)
+        assert status in (401, 403)
+        assert f"is for later, not for {place}" in reason
+
+
 @pytest.mark.parametrize("path", ISSUING)
 async def test_a_token_opens_what_it_is_for_and_nothing_else(server: Server, path: str) -> None:
     api, other = server.replica(), server.replica()
