@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,41 @@ def missing_names(document: Path, text: str) -> list[str]:
     named = [(file, name) for file, names in _NAMES.findall(text) for name in re.findall(r"[\w.]+", names)]
     code = {file: _text(document.parent / file) for file, _ in named}
     return [f"{file}: {name}" for file, name in named if not stands_in(name, code[file])]
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/code-*.md")), ids=lambda page: page.stem)
+def test_call_trees_name_functions_that_exist(page: Path) -> None:
+    assert misplaced_names(page.read_text(encoding="utf-8"), code_by_name()) == []
+
+
+@cache
+def code_by_name() -> dict[str, list[Path]]:
+    """Files of each class and function."""
+    found = dict[str, list[Path]]()
+    for file in (file for package in ("serve_app", "deployments") for file in (ROOT / package).rglob("*.py")):
+        for name in re.findall(r"^ *(?:async def|def|class) (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE):
+            found.setdefault(name, []).append(file)
+    return found
+
+
+def misplaced_names(text: str, code: dict[str, list[Path]]) -> list[str]:
+    """Names of call trees that are not defined, or, if private, not in a file of their caller's."""
+    wrong, callers = list[str](), list[tuple[int, list[Path]]]()
+    for indent, name in re.findall(r"^( *)([A-Za-z_][\w.]*)(?= {2}|$)", "\n".join(_FENCED.findall(text)), re.MULTILINE):
+        *owner, last = name.split(".")
+        callers = [each for each in callers if each[0] < len(indent)]
+        files = [file for file in code.get(last, []) if not owner or file in code.get(owner[-1], [])]
+        if callers and last.startswith("_") and not owner:
+            files = [file for file in files if file in callers[-1][1]]
+        callers.append((len(indent), files))
+        wrong += [] if files else [name]
+    return wrong
+
+
+def test_a_misplaced_name_is_found() -> None:
+    code = {"A": [Path("a.py")], "f": [Path("a.py")], "_g": [Path("b.py")], "h": [Path("b.py")]}
+    tree = "```\nA.f    calls\n  _g\n  h\n    _g\n  A.h\n  missing\n```"
+    assert misplaced_names(tree, code) == ["_g", "A.h", "missing"]
 
 
 def _text(file: Path) -> str:

@@ -1,5 +1,5 @@
-"""The outermost middleware within Ray Serve's. It assigns request ids, measures time to first byte, and replies to
-unexpected errors.
+"""Middleware around an application's others. It assigns request ids, measures time to first byte, and replies to
+unexpected errors. `outermost` returns what runs around Ray Serve's own.
 """
 
 import asyncio

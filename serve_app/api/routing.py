@@ -27,20 +27,26 @@ def dialects_of(extensions: Iterable[Extension]) -> tuple[Dialect, ...]:
 
 
 def _check_places(extensions: Iterable[Extension]) -> None:
-    """Raise StartError if two extensions share a path that no field or subprotocol distinguishes, if all routes of an
-    operation have a `json_field`, or if an extension has the same name as a setting.
+    """Raise StartError if two routes or sockets share a path that no field or subprotocol distinguishes, if a shared
+    operation has no JsonRoute without `json_field`, or if an extension has the same name as a setting.
     """
     owners: dict[tuple[str, str | None], str] = {}
+    kinds: dict[str, set[bool]] = {}  # by operation: whether its routes are JsonRoutes
     for extension in extensions:
         if extension.name in ApiSettings.model_fields:
             raise StartError(f"api.extensions: {extension.name} is also the name of a setting. Rename the extension")
         for dialect in extension.dialects:
             routes = [(route.operation, route.json_field) for route in dialect.routes]
             for place in (*routes, *((path, kind.subprotocol) for path, kind in dialect.sockets)):
-                if (owner := owners.setdefault(place, extension.name)) != extension.name:
-                    both = f"{owner} and {extension.name} both have {place[0]}"
+                if place in owners:
+                    both = f"{owners[place]} and {extension.name} both have {place[0]}"
                     raise StartError(f"api.extensions: {both}. Remove one of them")
-    for (operation, _), owner in owners.items():
+                owners[place] = extension.name
+            for route in dialect.routes:
+                kinds.setdefault(route.operation, set()).add(isinstance(route, JsonRoute))
+    for (operation, field), owner in owners.items():
+        if field is not None and kinds.get(operation) == {True, False}:
+            raise StartError(f"api.extensions: {owner} shares {operation} with a route that is not a JsonRoute")
         if " " in operation and (operation, None) not in owners:  # sockets have no method
             raise StartError(f"api.extensions: {owner} has {operation} only with json_field. Add a route without it")
 
@@ -50,14 +56,11 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
     operations: dict[str, dict[str | None, tuple[Dialect, Route]]] = {}  # by `json_field`
     for dialect in dialects:
         for route in dialect.routes:
-            sharing = operations.setdefault(route.operation, {})
-            assert route.json_field not in sharing, f"{dialect.name}: {route.operation} is taken: see JsonRoute"
-            sharing[route.json_field] = dialect, route
+            operations.setdefault(route.operation, {})[route.json_field] = dialect, route
     router = APIRouter()
     for operation, sharing in operations.items():
         dialect, route = sharing[None]
         json_routes = {name: (owner, one) for name, (owner, one) in sharing.items() if isinstance(one, JsonRoute)}
-        assert len(sharing) == 1 or len(json_routes) == len(sharing), f"{operation} is shared: see JsonRoute"
         answer = partial(_answer_by_field, json_routes) if json_routes else route.answer
         method, path = operation.split()
         returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON

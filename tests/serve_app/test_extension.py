@@ -160,6 +160,9 @@ def test_the_core_names_no_extension() -> None:
             assert found <= KNOWN.get(place, set()), f"{place} names extensions: ask what is loaded instead"
 
 
+SHARED_BY_KINDS = (Route("PUT /a", answer, ""), JsonRoute("PUT /a", answer, json_field="b"))
+
+
 @pytest.mark.parametrize(
     ("operation", "more", "says"),
     [
@@ -167,6 +170,8 @@ def test_the_core_names_no_extension() -> None:
         ("GET /v1/audio/models", {}, "the core and house both have GET /v1/audio/models"),
         ("GET /ours", {"dialects": (Dialect("House", sockets=((TAKEN, Socket),)),)}, f"both have {TAKEN}"),
         ("", {"dialects": (Dialect("", (JsonRoute("PUT /a", answer, json_field="b"),)),)}, "has PUT /a only with"),
+        ("", {"dialects": (Dialect("", (Route("GET /a", answer, ""),) * 2),)}, "house and house both have GET /a"),
+        ("", {"dialects": (Dialect("", SHARED_BY_KINDS),)}, "shares PUT /a with a route that is not a JsonRoute"),
         ("GET /ours", {"requires": ("magic",)}, "house requires magic"),
         ("GET /ours", {"name": BUILT_IN[-1]}, f"'{BUILT_IN[-1]}' is listed twice"),
         ("GET /ours", {"name": "access"}, "access is also the name of a setting"),

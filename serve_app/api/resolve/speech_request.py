@@ -32,7 +32,7 @@ ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT
 
 @dataclass(frozen=True, slots=True)
 class Delivery(AudioOptions):
-    """Audio format and transport of one response."""
+    """Audio format and transport of one response: `AudioOptions`, such as `whole` and `speed`, and these."""
 
     events: bool = False  # server-sent events instead of raw audio
     l16: bool = False  # PCM under its RTP name, audio/L16

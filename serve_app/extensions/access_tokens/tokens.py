@@ -60,9 +60,7 @@ PURPOSES = {
     "socket": Purpose("WebSockets", ("WS /{path:path}",)),
     "realtime": Purpose("OpenAI's Realtime WebSocket", _REALTIME),
     "tts_websocket": Purpose("ElevenLabs' WebSockets", _ELEVENLABS),
-    "deepgram": Purpose(
-        "Deepgram's speech", tuple(f"{method} /v{number}/speak" for number in (1, 2) for method in ("POST", "WS"))
-    ),
+    "deepgram": Purpose("Deepgram's speech", ("POST /v1/speak", "WS /v1/speak", "POST /v2/speak", "WS /v2/speak")),
     "cartesia": Purpose("Cartesia's speech", ("POST /tts/bytes", "POST /tts/sse", "WS /tts/websocket")),
 }
 
