@@ -52,13 +52,13 @@ def _check_places(extensions: Iterable[Extension]) -> None:
 
 
 def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
-    """Create all HTTP routes, in the order of `dialects`."""
+    """Create all HTTP routes in the order of `dialects`, but those with fewer placeholders in their path first."""
     operations: dict[str, dict[str | None, tuple[Dialect, Route]]] = {}  # by `json_field`
     for dialect in dialects:
         for route in dialect.routes:
             operations.setdefault(route.operation, {})[route.json_field] = dialect, route
     router = APIRouter()
-    for operation, sharing in operations.items():
+    for operation, sharing in sorted(operations.items(), key=lambda each: each[0].count("{")):
         dialect, route = sharing[None]
         json_routes = {name: (owner, one) for name, (owner, one) in sharing.items() if isinstance(one, JsonRoute)}
         answer = partial(_answer_by_field, json_routes) if json_routes else route.answer

@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.settings import VoiceSettings
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModels
+from serve_app.text.spoken import SpokenText, TextSpan
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import client_for, client_of, one_api
@@ -276,6 +278,24 @@ async def test_the_last_extension_decides(monkeypatch: pytest.MonkeyPatch, selec
     body = SpeechBody.model_construct()
     assert (await resolver.choose_model({}, sent={}), resolver.preparation(body)) == ("chosen", "prepared")
     assert await resolver.read_text(body, CUSTOM_VOICE, None) == "read"
+
+
+async def test_another_extension_may_read_all_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks, said = RequestHooks(), SpokenText("Hello.", (TextSpan("Read."),), Counter())
+    monkeypatch.setattr(hooks, "read_text", AsyncMock(return_value=(said, {})))
+    package(monkeypatch, hooks=hooks)
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with client_for(synthesizer, ApiSettings(extensions=("default", "house:EXTENSION"))) as client:
+        answers = [await client.post(path, json=BODY) for path in (SPEECH, "/v1/audio/text")]
+    assert ([answer.status_code for answer in answers], synthesizer.texts) == ([200, 200], ["Read."])
+    assert answers[1].json()["spoken"] == "Read."
+
+
+@pytest.mark.parametrize("selected", [("text", "models", "designs", "voices"), ("text", "models", "voices", "designs")])
+async def test_the_order_of_extensions_hides_no_route(selected: tuple[str, ...]) -> None:
+    async with client_for(FakeSynthesizer(), ApiSettings(extensions=selected)) as client:
+        answer = await client.post("/v1/audio/voices/design", json={})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_not_deployed")
 
 
 async def test_a_step_that_fails_fails_its_request_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

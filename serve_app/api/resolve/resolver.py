@@ -67,7 +67,7 @@ class RequestHooks:
     async def read_text(
         self, resolver: "Resolver", body: SpeechBody, info: ModelInfo, stored: ClonedVoice | None
     ) -> tuple[SpokenText, Reasons] | None:
-        """Determine the spoken text. See `Resolver.read_text`."""
+        """Determine the spoken text of a request that contains it. See `Resolver.read_text`."""
         return None
 
     def preparation(self, body: SpeechBody) -> Decode | None:

@@ -28,7 +28,7 @@ from serve_app.extensions.jobs.stored_job import (
     Segment,
     StoredJob,
 )
-from serve_app.extensions.text.spoken_text import ReadText
+from serve_app.extensions.text.spoken_text import rules_of
 from serve_app.extensions.voices.library import Voices
 from serve_app.extensions.voices.stored_voice import StoredVoice
 from serve_app.speech.segments import Segments, Utterance
@@ -169,7 +169,6 @@ async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fi
         raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or remove the field.", DETERMINISTIC)
     utterance = await build_utterance(long, speech, request_id="", client="")
     request = utterance.synthesis
-    assert isinstance(speech.spoken, ReadText)
     stored = {}
     if speech.voice.stored is not None:
         assert request.reference is not None, "a stored voice has a reference recording"
@@ -177,7 +176,7 @@ async def _planned_part(made: Planned, long: Resolver, settings: ApiSettings, fi
         take = speech.voice.stored.take_for(speech.instructions)
         by_vector = request.reference.x_vector_only
         stored = {"stored_voice": speech.voice.stored.id, "style": take.style, "x_vector_only": by_vector}
-    indices = made.indices(Rules.of(speech.spoken.rules), Manner.of(request, **stored))
+    indices = made.indices(Rules.of(rules_of(speech.spoken, speech.info)), Manner.of(request, **stored))
     if speech.info.route not in made.models:
         made.models[speech.info.route] = StoredJob.described(speech.info)
     made.left_out += speech.spoken.left_out

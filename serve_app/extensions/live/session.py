@@ -36,7 +36,7 @@ from serve_app.extensions.live.turns import (
     whole_characters,
 )
 from serve_app.extensions.text.reading import in_style
-from serve_app.extensions.text.spoken_text import ReadText, read
+from serve_app.extensions.text.spoken_text import read, rules_of
 from serve_app.extensions.word_times.word_times import Spoken, WordTimes
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import silence
@@ -72,9 +72,9 @@ class Session:
         the client writes it, and its ID is `request_id` plus its number. Otherwise, a turn is spoken once it is
         complete, and its ID is `request_id`. The turns continue the speech of `continuation`.
         """
-        assert isinstance(speech.spoken, ReadText)
         self._resolver, self._speech = resolver, speech
-        self._info, self._delivery, self._rules = speech.info, speech.delivery, speech.spoken.rules
+        self._info, self._delivery = speech.info, speech.delivery
+        self._rules = rules_of(speech.spoken, speech.info)
         self._body = speech.body.model_copy(update={"previous_request_id": None})  # for turns that have yet to start
         self._handshake, self._request_id = handshake, request_id
         self._continuation, self._live_texts = continuation, live_texts

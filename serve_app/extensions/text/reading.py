@@ -28,7 +28,7 @@ from serve_app.extension import Dialect, Route
 from serve_app.extensions.text.lexicon import Lexicon, LexiconSource
 from serve_app.extensions.text.markup import Markup
 from serve_app.extensions.text.normalisation import prepare
-from serve_app.extensions.text.spoken_text import ReadText, TextRules, read
+from serve_app.extensions.text.spoken_text import TextRules, read, rules_of
 from serve_app.extensions.text.style_tags import StyleRules, as_instructions
 from serve_app.speech.segments import Segments, Utterance
 from serve_app.text.languages import DETECT, detected, language_name
@@ -101,10 +101,10 @@ class TextHooks(RequestHooks):
         """Set the utterance's limit for segments, and the fields that the styles in its text change. Raises the errors
         of `in_style`.
         """
-        assert isinstance(speech.spoken, ReadText)
         named = {span.style for span in utterance.spans if span.style and not speech.is_tagged}
         styles = {style: await in_style(resolver.voices, speech, style, base=utterance.synthesis) for style in named}
-        return replace(utterance, max_segment_chars=speech.spoken.rules.max_segment_chars, styles=styles)
+        most = rules_of(speech.spoken, speech.info).max_segment_chars
+        return replace(utterance, max_segment_chars=most, styles=styles)
 
 
 async def in_style(
@@ -142,11 +142,10 @@ async def show_text(service: SpeechService, request: Request) -> Response:
     fields = await read_object(request)
     speech = await service.resolver.strict_request(fields)
     spoken = speech.spoken
-    assert isinstance(spoken, ReadText)
     answer = {
         "object": "audio.text",
         "model": speech.info.name,
-        "markup": spoken.rules.markup,
+        "markup": rules_of(spoken, speech.info).markup,
         "sent": spoken.sent,
         "spoken": spoken.text,
         "left_out": [{"what": kind, "count": count} for kind, count in spoken.left_out.items()],
@@ -168,10 +167,9 @@ async def show_text(service: SpeechService, request: Request) -> Response:
 
 def _segments_of(speech: SpeechRequest) -> list[TextSpan]:
     """Return the segments of the text, each with its preceding silence."""
-    spoken = speech.spoken
-    assert isinstance(spoken, ReadText)
-    whole = SynthesisRequest("", spoken.text)
-    utterance = Utterance(whole, spans=spoken.spans, max_segment_chars=spoken.rules.max_segment_chars)
+    most = rules_of(speech.spoken, speech.info).max_segment_chars
+    whole = SynthesisRequest("", speech.spoken.text)
+    utterance = Utterance(whole, spans=speech.spoken.spans, max_segment_chars=most)
     return Segments.of(utterance, speech.info.max_segment_chars).plan()
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from deployments.embedded_voice.english import spoken_english, unspoken
 from deployments.embedded_voice.live_english import LiveEnglish, TextPart
+from deployments.protocol import ModelInfo
 from serve_app.extensions.text.lexicon import Lexicon, LiveLexicon
 from serve_app.extensions.text.markup import LiveMarkup, Markup, Token
 from serve_app.extensions.text.normalisation import LiveNormaliser
@@ -68,6 +69,11 @@ class ReadText(SpokenText):
         for start in range(0, len(self.sent), CHARS_AT_ONCE):
             yield from reader.feed(self.sent[start : start + CHARS_AT_ONCE], is_last=False)
         yield from reader.feed("", is_last=True)
+
+
+def rules_of(spoken: SpokenText, info: ModelInfo) -> TextRules:
+    """Return the rules that a text was read with: the model's, if another extension has read it."""
+    return spoken.rules if isinstance(spoken, ReadText) else TextRules(spoken_form=info.spoken_form)
 
 
 def read(sent: str, rules: TextRules, *, field: str = "input") -> ReadText:
