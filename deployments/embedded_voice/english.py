@@ -85,7 +85,7 @@ _PUNCTUATION = rules(
     (r"(?<=[\w)])\^[({]?([+-]?)(?=\w| minus )", lambda match: f" to the power of {'minus ' * (match[1] == '-')}"),
     (r"(?<![\w'])(\d{1,3}) ?(?:ft\.?|') ?(\d\d?)(?: ?in\b\.?(?! [A-Z])|\")(?![\w'])", r"\1'\2"),
     (r"(?<![\w'])1'[- ]?(\d\d?)\"?(?![\w'])", r"1 foot \1 inches"),
-    (r"(?<![\w'])(\d++)'[- ]?(\d\d?)\"?(?![\w'])", r"\1 feet \2 inches"),
+    (r"(?<![\w'])(\d{1,3})'[- ]?(\d\d?)\"?(?![\w'])", r"\1 feet \2 inches"),
     (r"(?<![\d.])(\d++(?:\.\d++)?) in\.(?= ?[a-z=,])", lambda match: f"{match[1]} inch{'es' * (match[1] != '1')}"),
     (r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*\.?,? (1[0-2]|[1-9])/([12]?\d|3[01])\b(?!/| (?:cup|of|off|tsp|tbsp)\b)",
      lambda match: f"{_WEEKDAYS[match[1]]}, {calendar.month_name[int(match[2])]} {match[3]}"),

@@ -316,7 +316,7 @@ _RULES = rules(
     (r"(?<![\w.+-])(?:\d{3}-\d{4}|\d++(?:-\d++){2,}+)(?![\w-])", _groups),
     (r"\b((?:[Cc]ode|CODE|PIN|OTP|otp|[Pp]asscode|[Pp]assword)(?: is| was|:)? )(\d{4,8})(?![\w%]|[.,]\d)",
      lambda match: match[1] + digits(match[2])),
-    (r"(?<=\b[A-Z]{2} )\d{5}(?:-\d{4})?(?![\w%-]|[.,]\d)", _groups),
+    (r"(?<=\b[A-Z]{2} )(?!\d\d000)\d{5}(?:-\d{4})?(?![\w%-]|[.,]\d)", _groups),
     (r"(?<![\w.,:'-])0(\d)([0-5]\d) ?(?:h|hrs|hours)\b", _military),
     (rf"(?<![\w.])({_OCTET}(?:\.{_OCTET}){{3}})(?!\.?\d)(?::(\d{{1,5}}))?",
      lambda match: _joined(match[1], " dot ") + (f"port {integer(match[2])} " if match[2] else "")),

@@ -101,9 +101,8 @@ def create_api(
             except Exception:
                 logger.exception("request %s: the extension %s failed to process its record", record.request_id, name)
 
-    api.add_middleware(
-        RequestContext, echo_request_id=echo_request_id, on_end=on_end, dialects=by_path
-    )  # around the others
+    # Added last, so it runs around the others.
+    api.add_middleware(RequestContext, echo_request_id=echo_request_id, on_end=on_end, dialects=by_path)
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
     api.include_router(docs_routes(api.title, open_tags=own_tags))
