@@ -232,10 +232,10 @@ class Readings:
 
     def _decimal_number(self, written: str, value: Decimal, variant: str) -> str:
         kind = self._given.get("fraction")
+        minus = f"{self._varied('cardinal', -1, '').split()[0]} " if value < 0 else ""  # num2words omits it in -0.5
         if kind == "library":
-            return self._varied("cardinal", value, variant)
+            return f"{minus}{self._varied('cardinal', abs(value), variant)}"
         fraction = written.partition(self._decimal)[2]
         is_whole = kind == "whole" and len(fraction) <= 2 and fraction[0] != "0"
-        minus = f"{self._varied('cardinal', -1, '').split()[0]} " if value < 0 else ""
         behind = self._number(fraction, "n", "") if is_whole else self._number(fraction, "d", "")
         return f"{minus}{self._varied('cardinal', int(abs(value)), '')} {self._point} {behind}"
