@@ -91,7 +91,7 @@ def _reader(language: str) -> tuple[Read, Callable[[str], bool]]:
     if code in ("zh", "ja"):
         return _wetext(language, code), lambda _: False
     readings = Readings(code)
-    return readings.read, lambda word: readings.short.search(word) is not None
+    return readings.read, lambda word: word in readings.short_words or readings.short.match(word) is not None
 
 
 def _wetext(language: str, code: str) -> Read:
@@ -146,8 +146,8 @@ class Readings:
         self._tables: dict[str, dict[str, str]] = {
             name: {str(key): said for key, said in table.items()} for name, table in given["tables"].items()
         }
-        words = {f"^{re.escape(word)}$" for key in self._tables.get("abbreviations", ()) for word in key.split()}
-        self.short = re.compile("|".join([given.get("short", "(?!)"), *sorted(words)]))
+        self.short_words = {word for key in self._tables.get("abbreviations", ()) for word in key.split()}
+        self.short = re.compile(given.get("short", "(?!)"))
         rules = given["rules"]
         patterns = (f"(?P<r{number}>{_MACRO.sub(self._macro, rule[0])})" for number, rule in enumerate(rules))
         self._pattern = re.compile("|".join(patterns))
