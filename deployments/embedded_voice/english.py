@@ -8,7 +8,20 @@ import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
-from deployments.embedded_voice.numbers import RANGED, SIGNS, ordinal, rules, speak_numbers, substitute, table, year
+from deployments.embedded_voice.numbers import (
+    MONTH_OF,
+    RANGED,
+    SIGNS,
+    cardinal,
+    ordinal,
+    pairs,
+    plural,
+    rules,
+    speak_numbers,
+    substitute,
+    table,
+    year,
+)
 
 _FOLDED = {
     **dict.fromkeys("‘’‚‛′ʼ´", "'"),
@@ -60,19 +73,18 @@ _TERM_ENDS = r"(?:(?<=[\d)²³])|(?<=\b[a-z])|(?<=\d[a-z]))"  # in arithmetic
 _IN_TERMS = rf"[\d. +*/(){SIGNS}²³-]|(?<![a-z])[a-z](?![a-z])"
 _WEEKDAYS = {name[:3]: name for name in calendar.day_name}
 _MONTH = r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}\b\.?"
-_MONTHS = {name[:3]: name for name in calendar.month_name[1:]}
 _PUNCTUATION = rules(
     (r"(?<!\w)((?:1\d|20)?\d0)'s\b", r"\1s"),
-    (r"\b(40[13])\(?([kKbB])\b\)?", lambda plan: f"four oh {'one' if plan[1] == '401' else 'three'} {plan[2].upper()}"),
+    (r"\b(40[13])\(?([kKbB])\b\)?", lambda plan: f"{pairs(plan[1])} {plan[2].upper()}"),
     (r"\bSt\.?(?=,)", "Street"),
-    (rf"{_MONTH} '(\d\d)(?![\w'])", lambda match: f"{_MONTHS[match[1]]} {20 - (match[2] >= '40')}{match[2]}"),
-    (rf"{_MONTH} ?- ?(?={_MONTH})", lambda match: f"{_MONTHS[match[1]]} to "),
+    (rf"{_MONTH} '(\d\d)(?![\w'])", lambda match: f"{MONTH_OF[match[1]]} {20 - (match[2] >= '40')}{match[2]}"),
+    (rf"{_MONTH} ?- ?(?={_MONTH})", lambda match: f"{MONTH_OF[match[1]]} to "),
     (r"(?<![\w'])'0(\d)(?![\w'])", r"oh \1"),
     (r"(?<=\d:\d\d)([ap])(?![\w.])", r"\1m"),
     (r"(?<=\d) ?- ?(?=\d\d?(?::\d\d)? ?[aApP]\.?[mM]\b)", " to "),
     (r"(?<![\d/-])(\d\d?)-(?=[1-9]/[2-9]\b)", r"\1 "),
     (r"(?<=\d\.\d)(?=[CF]\b)", "°"),
-    (r"(?<=\dx)[248]s\b", lambda boards: {"2s": "twos", "4s": "fours", "8s": "eights"}[boards[0]]),
+    (r"(?<=\dx)([248])s\b", lambda boards: plural(cardinal(int(boards[1])))),
     (r"(?<![-=])[-=]++>", " to "),
     (r"\((\d{3})\)[ -]?(?=\d)|(?<=\d) ?\((0|[a-z])\)", r" \1\2 "),
     (r"(?<=\d) ?[x×] ?(?=10\^)", " times "),

@@ -111,7 +111,7 @@ _PRICED = re.compile(
 )
 
 _MONTHS = calendar.month_name[1:]
-_MONTH_OF = {name[:3]: name for name in _MONTHS}
+MONTH_OF = {name[:3]: name for name in _MONTHS}
 _MONTH = "|".join(
     [*_MONTHS, *map(str.upper, _MONTHS), *(name.lower() for name in _MONTHS if name not in ("March", "May"))]
     + [rf"{name[:3]}\b\.?|{name[:3].upper()}\b\.?" for name in _MONTHS]
@@ -215,12 +215,6 @@ def _duration(match: re.Match[str]) -> str:
     return " ".join(f"{part} {unit}" for part, unit in ((hours, "hrs"), (minutes, "mins"), (seconds, "secs")) if part)
 
 
-def _military(match: re.Match[str]) -> str:
-    """Read a time of four figures before ten o'clock: oh seven forty-five, oh nine hundred."""
-    hour, minute = cardinal(int(match[1])), cardinal(int(match[2]))
-    return f" oh {hour} {'hundred' if match[2] == '00' else 'oh ' * (match[2][0] == '0') + minute} hours "
-
-
 def _price(match: re.Match[str]) -> str:
     """Read an amount, perhaps with a scale, such as $5.20 or €1m. Before a noun the currency is singular: a $5 bill."""
     article, currency, figures, *scales = match.groups()
@@ -317,7 +311,7 @@ _RULES = rules(
     (r"\b((?:[Cc]ode|CODE|PIN|OTP|otp|[Pp]asscode|[Pp]assword)(?: is| was|:)? )(\d{4,8})(?![\w%]|[.,]\d)",
      lambda match: match[1] + digits(match[2])),
     (r"(?<=\b[A-Z]{2} )(?!\d\d000)\d{5}(?:-\d{4})?(?![\w%-]|[.,]\d)", _groups),
-    (r"(?<![\w.,:'-])0(\d)([0-5]\d) ?(?:h|hrs|hours)\b", _military),
+    (r"(?<![\w.,:'-])0(\d[0-5]\d) ?(?:h|hrs|hours)\b", lambda match: f" oh {pairs(match[1])} hours "),
     (rf"(?<![\w.])({_OCTET}(?:\.{_OCTET}){{3}})(?!\.?\d)(?::(\d{{1,5}}))?",
      lambda match: _joined(match[1], " dot ") + (f"port {integer(match[2])} " if match[2] else "")),
     (r"(?<![\w.,])(\d{1,3}(?:[. ]\d{3})+),(\d\d)(?!\d)", _with_commas),
@@ -332,10 +326,10 @@ _RULES = rules(
     (r"(?<![\w.,])(\d{1,3})h ?(\d\d?)m(?: ?(\d\d?)s)?\b|(?<![\w.,])(\d{1,3})m ?(\d\d?)s\b", _duration),
     (rf"(?<![\w.:,])(\d{{1,2}}) ?{_HALF_OF_DAY}", lambda match: f" {cardinal(int(match[1]))} {match[2].upper()} M"),
     (rf"\b({_MONTH}) {_DAY}(?:{_DASH}{_DAY})?(?![\w/:%]|[.,]\d)",
-     lambda match: f" {_MONTH_OF[match[1][:3].title()]} {_days(match[2], match[3])} "),
+     lambda match: f" {MONTH_OF[match[1][:3].title()]} {_days(match[2], match[3])} "),
     (rf"(?<![\w.,/:-]){_DAY}(?:{_DASH}{_DAY})? ({_MONTH}|(?:may|march)(?= \d{{4}}))(?![\w'])",
-     lambda match: f" {_days(match[1], match[2])} of {_MONTH_OF[match[3][:3].title()]} "),
-    (rf"\b({_MONTH})(?= \d)", lambda match: f" {_MONTH_OF[match[1][:3].title()]}"),
+     lambda match: f" {_days(match[1], match[2])} of {MONTH_OF[match[3][:3].title()]} "),
+    (rf"\b({_MONTH})(?= \d)", lambda match: f" {MONTH_OF[match[1][:3].title()]}"),
     (rf"({_CURRENCY}) ?({_AMOUNT}){_DASH}(?=\d)(?![^ ]*\.\d|\d{{1,3}}\.)", r"\2 to \1"),
     (rf"{RANGED}{_DASH}(?={_CURRENCY}?\d)", " to "),
     (rf"(?<!\S)-(?={_CURRENCY}?\.?\d)", "minus "),
